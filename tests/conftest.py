@@ -1,4 +1,4 @@
-"""What every test starts from."""
+"""Fixtures and options that all tests share."""
 
 import os
 import signal
@@ -31,13 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="play the first of the chosen tests, and every Nth after it",
+        help="run the first of the selected tests, and every Nth after it",
     )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the share of the tests that was asked for; what is left out is counted as deselected."""
+    """Keep the requested share of the tests; the others are counted as deselected."""
     share: int = config.getoption("--share")
     if share <= 1:
         return
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout."""
+    """Build the wheel of this checkout."""
     out = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -67,17 +67,17 @@ class Installed:
         return str(self.folder / "bin/python")
 
     def run(self, *command: str, cwd: Path, typed: str = "") -> "subprocess.CompletedProcess[str]":
-        """Run a command in a folder that knows nothing of the checkout; the virtual environment's come first."""
+        """Run a command in a folder outside the checkout; the virtual environment's commands take precedence."""
         words, environment = self._words(command)
         return subprocess.run(words, cwd=cwd, env=environment, input=typed, capture_output=True, text=True, check=False)
 
     def start(self, *command: str, cwd: Path) -> "subprocess.Popen[str]":
-        """Start a command as `run` does, and leave it to the caller; its stdout is a pipe, its stderr the test's."""
+        """Start a command like `run` and leave it to the caller; its stdout is a pipe, its stderr is the test's."""
         words, environment = self._words(command)
         return subprocess.Popen(words, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True)
 
     def _words(self, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """The command by its path, and its environment."""
+        """Return the command with its path, and its environment."""
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("PYTEST", "PYTHON", "VIRTUAL_ENV"))}
         path = f"{self.folder / 'bin'}:{kept['PATH']}"
         environment = kept | {"PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -87,7 +87,7 @@ class Installed:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel, installed by pip in a virtual environment of its own."""
+    """Install the wheel with pip in a separate virtual environment."""
     made = Installed(tmp_path_factory.mktemp("installed") / "venv")
     venv.create(made.folder, symlinks=True)
     found = subprocess.run(
@@ -96,7 +96,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
         text=True,
         check=True,
     )
-    # A folder that a .pth adds comes after the environment's own, and its .pth of the checkout is not read.
+    # A .pth adds this folder after the environment's own, and this folder's .pth of the checkout isn't read.
     Path(found.stdout.strip(), "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [sys.executable, "-m", "pip", "--python", made.python, "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(

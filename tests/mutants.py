@@ -1,9 +1,9 @@
-# ruff: noqa: T201 - its lines are its result
-"""A runner of mutation tests: it puts one small fault after the other into the code, and the tests must notice each.
+# ruff: noqa: T201 - its output is printed
+"""Mutation tests: put one small fault after another into the code; the tests must notice each.
 
 `python tests/mutants.py [--count 300] [--seed 0] [FILE ..]` prints each fault that no test notices, and ends with a
-line of JSON for each file and one for all. The exit code is 1 where more than one in twenty is left. mutants.toml
-names the tests of each file, and the faults that change nothing a caller can see, each with the reason.
+line of JSON for each file and one for all. The exit code is 1 if more than one in twenty survives. mutants.toml names
+the tests of each file, and the faults that change nothing visible to a caller, each with the reason.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("hypothesis", "numpy", "peft", "pydantic", "pytest_asyncio", "rich", "torch", "transformers", "tyro")
-"""Foreign modules that the tests import: loaded once, before the forks."""
+"""Third-party modules that the tests import: loaded once, before the forks."""
 
 SWAPS: dict[type, str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -50,7 +50,7 @@ class Mutant(NamedTuple):
         return source[: self.start] + self.text.encode() + source[self.stop :]
 
     def key(self) -> tuple[str, str, str]:
-        """Return what names this fault in mutants.toml: its file, its line as text, and the text that it puts in."""
+        """Return the fault's key in mutants.toml: its file, its line as text, and the inserted text."""
         return self.file, (ROOT / self.file).read_text().splitlines()[self.line - 1].strip(), self.text.strip()
 
 
@@ -78,15 +78,15 @@ def mutants(file: str) -> list[Mutant]:
 
 
 def declarations(node: ast.AST) -> list[Any]:
-    """Return the parts of the node that have no faults: decorators and overloads, which declare, and joined texts."""
-    if isinstance(node, ast.JoinedStr):  # Before Python 3.12 the columns inside are not those of the file.
+    """Return the parts of the node that get no faults: decorators, overloads and f-strings."""
+    if isinstance(node, ast.JoinedStr):  # Before Python 3.12, the columns inside are not those of the file.
         return [node]
     found = node.decorator_list if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else []
     return [node] if any(isinstance(name, ast.Name) and name.id == "overload" for name in found) else found
 
 
 def faults(node: Any) -> Iterator[tuple[Any, Any, str]]:
-    """Yield what to write for the node itself (a, a, text), or for the operator between two nodes (a, b, text)."""
+    """Yield the text to write for the node itself (a, a, text), or for the operator between two nodes (a, b, text)."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
         yield node.left, node.comparators[0], f" {SWAPS[type(node.ops[0])]} "
     elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
@@ -107,7 +107,7 @@ def faults(node: Any) -> Iterator[tuple[Any, Any, str]]:
 
 
 def compiles(source: bytes) -> bool:
-    """Return whether the fault is one of meaning, not of spelling."""
+    """Return whether the faulty source compiles."""
     try:
         compile(source, "mutant", "exec")
     except SyntaxError:
@@ -120,7 +120,7 @@ def outcome(mutant: Mutant, copy: Path, tests: list[str], limit_s: int) -> str:
     path = copy / mutant.file
     sound, written = path.read_bytes(), path.stat().st_mtime_ns
     path.write_bytes(mutant.applied(sound))
-    os.utime(path, (0, 0))  # No byte code of the sound file counts for it.
+    os.utime(path, (0, 0))  # So that no bytecode of the correct file is used.
     try:
         code = run(copy, tests, limit_s)
     finally:
@@ -136,7 +136,7 @@ def run(copy: Path, tests: list[str], limit_s: int = 0) -> int:
         code = 1
         try:
             code = play(copy, tests, limit_s)
-        finally:  # Whatever was raised: the fork must never go on as its parent.
+        finally:  # Whatever was raised: the fork must never continue as its parent.
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -147,7 +147,7 @@ def play(copy: Path, tests: list[str], limit_s: int) -> int:
     os.chdir(copy)
     os.environ["PYTHONPATH"] = str(copy)
     sys.path.insert(0, str(copy))
-    if limit_s:  # Byte code is that of the sound files.
+    if limit_s:  # Bytecode belongs to the correct files.
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
@@ -159,30 +159,30 @@ def play(copy: Path, tests: list[str], limit_s: int) -> int:
 
 
 def limits(copy: Path, tests: dict[str, list[str]]) -> dict[str, int]:
-    """Return how many seconds the tests of each file may take with a fault; exit where they fail without one."""
+    """Return how many seconds the tests of each file may take with a fault; exit if they fail without one."""
     found: dict[tuple[str, ...], int] = {}
     for file, beside in tests.items():
         if tuple(beside) in found:
             continue
         begun = time.monotonic()
         if run(copy, beside):
-            sys.exit(f"{file}: its tests fail without a fault: {' '.join(beside)}")
+            sys.exit(f"{file}: its tests fail even without a fault: {' '.join(beside)}")
         found[tuple(beside)] = 60 + 10 * int(time.monotonic() - begun)
     return {file: found[tuple(beside)] for file, beside in tests.items()}
 
 
 def main() -> int:
-    """Try the faults that the command line asks for."""
+    """Try the faults that the command line requests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", metavar="FILE", help="files that mutants.toml names; all by default")
-    parser.add_argument("--count", type=int, default=300, help="how many faults to try, drawn at random; 0 for all")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="files named in mutants.toml; all by default")
+    parser.add_argument("--count", type=int, default=300, help="how many faults to try, chosen at random; 0 for all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choice")
     given = parser.parse_args()
     known = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     equivalent = {(entry["file"], entry["line"], entry["fault"]) for entry in known["equivalent"]}
     drawn = [mutant for file in given.files or known["tests"] for mutant in mutants(file)]
     if stale := sorted(key for key in equivalent if key[1] not in (ROOT / key[0]).read_text()):
-        sys.exit(f"mutants.toml: no such line any more: {stale}")
+        sys.exit(f"mutants.toml: these lines don't exist: {stale}")
     random.Random(given.seed).shuffle(drawn)
     drawn = drawn[: given.count or None]
     counts: dict[str, Counter[str]] = {mutant.file: Counter() for mutant in drawn}

@@ -1,4 +1,4 @@
-"""Every field of every config refuses, by its name and when the config is made, what would fail or mislead later."""
+"""Every field of every config refuses, by name and at creation, values that would fail or mislead later."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ import agentgym as ag
 
 
 class Verdict(BaseModel):
-    """What a judge says."""
+    """A judge's verdict."""
 
 
 CONFIGS: dict[type[Any], dict[str, Any]] = {
@@ -25,7 +25,7 @@ CONFIGS: dict[type[Any], dict[str, Any]] = {
     ag.Sampling: {},
     ag.Service: {"image": "x"},
 }
-"""The configs, each with the fields that it cannot do without."""
+"""The configs, each with its required fields."""
 ALL = [pytest.param(cls, f, id=f"{cls.__name__}.{f.name}") for cls in CONFIGS for f in fields(cls)]
 
 
@@ -38,7 +38,7 @@ def is_flag(cls: type[Any], field: Field[Any]) -> bool:
 
 
 @pytest.mark.parametrize(("cls", "field"), ALL)
-def test_true_is_neither_a_number_nor_a_text(cls: type[Any], field: Field[Any]) -> None:
+def test_true_is_neither_a_number_nor_a_string(cls: type[Any], field: Field[Any]) -> None:
     if is_flag(cls, field):
         assert getattr(make(cls, **{field.name: True}), field.name) is True
         return
@@ -47,7 +47,7 @@ def test_true_is_neither_a_number_nor_a_text(cls: type[Any], field: Field[Any]) 
 
 
 @pytest.mark.parametrize(("cls", "field"), ALL)
-def test_a_text_with_a_nul_is_refused_wherever_a_text_or_a_folder_is_meant(cls: type[Any], field: Field[Any]) -> None:
+def test_a_nul_character_is_refused_in_every_string_and_path(cls: type[Any], field: Field[Any]) -> None:
     with pytest.raises(ValueError, match=rf"^{field.name}(\.0)?: "):
         make(cls, **{field.name: ("x\0",) if isinstance(getattr(make(cls), field.name), tuple) else "x\0"})
 
@@ -61,18 +61,18 @@ def test_a_text_with_a_nul_is_refused_wherever_a_text_or_a_folder_is_meant(cls: 
         (ag.TransformersConfig, "device"),
     ],
 )
-def test_a_name_or_a_folder_is_not_empty(cls: type[Any], name: str, empty: str) -> None:
+def test_a_name_or_a_folder_must_not_be_empty(cls: type[Any], name: str, empty: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: must not be empty(, or must be a mapping)?, got '{empty}'"):
         make(cls, **{name: empty})
 
 
 @pytest.mark.parametrize("seed", [10**30, 2**63, -1, 1.0, "1"])
-def test_a_seed_that_some_generator_would_refuse_is_refused_at_once(seed: Any) -> None:
+def test_a_seed_that_a_generator_would_refuse_is_refused_immediately(seed: Any) -> None:
     with pytest.raises(ValueError, match=r"^seed: must be "):
         make(ag.RunConfig, seed=seed)
 
 
-def test_the_largest_seed_and_folders_as_text_are_taken() -> None:
+def test_the_largest_seed_and_folders_as_strings_are_accepted() -> None:
     run = make(ag.RunConfig, seed=2**63 - 1, output_dir="runs/x", model=Path("model"))
     assert (run.seed, run.output_dir, run.model) == (2**63 - 1, Path("runs/x"), Path("model"))
 
@@ -97,7 +97,7 @@ def test_the_largest_seed_and_folders_as_text_are_taken() -> None:
         (ag.Service, {"env": ["A"]}, r"env: must be a mapping, got \['A'\]$"),
     ],
 )
-def test_the_message_says_what_the_field_takes(cls: type[Any], changes: dict[str, Any], said: str) -> None:
+def test_the_message_says_what_the_field_accepts(cls: type[Any], changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=f"^{said}"):
         make(cls, **changes)
 
@@ -126,7 +126,7 @@ def test_the_message_says_what_the_field_takes(cls: type[Any], changes: dict[str
         (ag.Bubblewrap, "apt", "ag.Docker has it"),
     ],
 )
-def test_a_misspelled_field_is_told_the_nearest_one(made: Any, name: str, said: str) -> None:
+def test_an_unknown_field_error_suggests_the_closest_field(made: Any, name: str, said: str) -> None:
     with pytest.raises(TypeError) as refused:
         made(**{name: 1})
     assert str(refused.value).startswith(f"{made.__name__}: there is no field {name!r}; {said}")
@@ -139,7 +139,7 @@ def test_a_misspelled_field_is_told_the_nearest_one(made: Any, name: str, said: 
         (ag.reward, "wieght", "reward: there is no argument 'wieght'; did you mean 'weight'?"),
     ],
 )
-def test_a_misspelled_argument_of_a_decorator_is_told_the_nearest_one(function: Any, name: str, said: str) -> None:
+def test_an_unknown_decorator_argument_error_suggests_the_closest_one(function: Any, name: str, said: str) -> None:
     with pytest.raises(TypeError) as refused:
         function(**{name: 1})
     assert str(refused.value) == said
@@ -150,16 +150,16 @@ def test_a_class_that_names_its_fields_keeps_its_signature_and_its_copies() -> N
     assert replace(ag.Limits(turns=3), seconds=2.0) == ag.Limits(turns=3, seconds=2.0)
 
 
-def test_a_list_of_texts_becomes_a_tuple_of_them() -> None:
+def test_a_list_of_strings_becomes_a_tuple() -> None:
     assert ag.Endpoint("http://localhost/v1", model="m", leave_out=["n"]).leave_out == ("n",)  # type: ignore[arg-type]
 
 
-def test_what_a_config_refuses_itself_is_a_value_error_that_begins_with_its_field() -> None:
+def test_a_configs_own_check_is_a_value_error_that_starts_with_its_field() -> None:
     with pytest.raises(ValueError, match=r"^group_size: a single rollout can't be compared with others of its task"):
         ag.RunConfig(env="chase", model="tiny", group_size=1)
 
 
-def test_a_subclass_of_the_run_settings_is_refused_because_nothing_would_read_its_fields() -> None:
+def test_a_subclass_of_run_config_is_refused_because_its_fields_would_be_ignored() -> None:
     with pytest.raises(
         TypeError, match=r"^RunConfig: Mine is a subclass, whose settings nothing would read; make an in"
     ):
@@ -168,12 +168,12 @@ def test_a_subclass_of_the_run_settings_is_refused_because_nothing_would_read_it
             max_steps = 3
 
 
-def test_a_value_with_a_part_missing_is_told_which() -> None:
+def test_a_value_with_a_missing_part_names_the_part() -> None:
     with pytest.raises(ValueError, match=r"^betas.1: is missing, got "):
         ag.TrainConfig(betas=(0.9,))  # type: ignore[arg-type]
 
 
-def test_a_subclass_that_sets_a_field_in_its_body_is_refused_because_nothing_would_read_it() -> None:
+def test_a_subclass_that_sets_a_field_in_its_body_is_refused_because_it_is_ignored() -> None:
     for bases, body in (((ag.TrainConfig,), {"lr": 5.0}), ((type("Mix", (), {"lr": 5.0}), ag.TrainConfig), {})):
         made = type("Mine", bases, body)
         with pytest.raises(TypeError, match=r"^TrainConfig: Mine\.lr has no effect; .* as in Mine\(lr=\.\.\.\)$"):
@@ -181,14 +181,14 @@ def test_a_subclass_that_sets_a_field_in_its_body_is_refused_because_nothing_wou
     assert type("Mine", (ag.Limits,), {"own": 1})(turns=3).turns == 3
 
     @dataclass(frozen=True, kw_only=True)
-    class Own(ag.TrainConfig):  # which reads its fields itself
+    class Own(ag.TrainConfig):  # it reads its fields itself
         threads: int = 2
         extra: int = 5
 
     assert (Own().threads, Own().extra) == (2, 5)
 
     class Typed(ag.Judge[Verdict]):
-        """A generic config stays one."""
+        """A subclass of a generic config."""
 
     assert (len(ag.Judge.__parameters__), Typed.__parameters__) == (1, ())  # type: ignore[attr-defined]
 
@@ -204,10 +204,10 @@ def test_a_subclass_that_sets_a_field_in_its_body_is_refused_because_nothing_wou
         ("max_tokens", "did you mean 'max_turn_tokens'?"),
     ],
 )
-def test_a_field_by_another_name_is_told_the_one_that_is_meant_and_which_config_has_it(name: str, meant: str) -> None:
+def test_an_alias_of_a_field_error_names_the_right_field_and_config(name: str, meant: str) -> None:
     with pytest.raises(TypeError, match=rf"^RunConfig: there is no field '{name}'; {re.escape(meant)}$"):
         ag.RunConfig(env="a", model="tiny", **{name: 1})  # type: ignore[arg-type]
 
 
-def test_a_text_is_kept_as_it_is_given() -> None:
+def test_a_string_is_kept_unchanged() -> None:
     assert ag.Sampling(stop=["a b", "\n"]).stop == ("a b", "\n")  # type: ignore[arg-type]

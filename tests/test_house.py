@@ -1,4 +1,4 @@
-"""The structure: a room imports only rooms before it, and the face loads nothing heavy."""
+"""The structure: a package imports only packages before it, and the top-level package loads nothing heavy."""
 
 import ast
 import subprocess
@@ -69,7 +69,7 @@ ORDER = [
     "launch",
     "cli",
 ]
-"""The rooms of the library in their order. A room imports only rooms that come before it."""
+"""The library's packages in their order. A package imports only packages that come before it."""
 PROTOCOL = "sandboxes.protocol"
 FLOOR = {room: floor for floor, room in enumerate(ORDER)}
 FLOOR |= {
@@ -112,7 +112,7 @@ SERVER_ORDER = [
     "start",
     "__main__",
 ]
-"""As the package's docstring has it."""
+"""In the order given in the package's docstring."""
 NEVER = {
     "sandboxes": {"data", "tools", "environments"},
     "tools": {"sandboxes"},
@@ -129,7 +129,7 @@ NEVER = {
     "bridges": {"train", "samples", "sandboxes"},
     "view": {"train", "chat", "engines", "sandboxes"},
 }
-"""What a room never imports, although it comes earlier in the order. The protocol of sandboxes is a room of its own."""
+"""Packages that a package never imports although they are earlier in the order; sandboxes.protocol is separate."""
 
 
 @cache
@@ -143,13 +143,16 @@ def name_of(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """Dotted names the file imports, inside functions too; `from a import b` counts as a.b, a module or a name in a."""
+    """Return the dotted names that the file imports, even inside functions.
+
+    `from a import b` counts as a.b, a module or a name in a.
+    """
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            # The server is started by its folder, wherever that lies: it alone names its modules relatively.
+            # The server is started by its folder, wherever that is: it alone imports its modules relatively.
             assert node.level == (path.parent == SERVER and node.module in SERVER_ORDER), f"{path}: relative import"
             module = f"server.{node.module}" if node.level else node.module
             found |= {f"{module}.{alias.name}" for alias in node.names}
@@ -157,7 +160,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def room_of(module: str) -> str | None:
-    """types, rollouts, ... for a module of agentgym; envs, recipes and benchmarks for theirs; None for foreign ones."""
+    """Return a module's package: types, rollouts, ... in agentgym; envs, recipes or benchmarks; None for others."""
     first, _, rest = module.partition(".")
     if first == "agentgym":
         room, _, inner = rest.partition(".")
@@ -176,33 +179,33 @@ def broken(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", ["agentgym", "envs", "recipes"])
-def test_a_room_imports_only_rooms_that_come_before_it(folder: str) -> None:
+def test_a_package_imports_only_packages_that_come_before_it(folder: str) -> None:
     assert [line for path in files(folder) for line in broken(path)] == []
 
 
 def rooms_of_the_library() -> set[str]:
-    """The modules and packages directly under agentgym/, and the protocol of sandboxes."""
+    """Return the modules and packages directly under agentgym/, and the sandboxes' protocol."""
     inside = (ROOT / "agentgym").iterdir()
     return {path.stem for path in inside if path.suffix == ".py" or (path / "__init__.py").exists()} | {PROTOCOL}
 
 
-def test_the_order_names_exactly_the_rooms_that_exist() -> None:
+def test_the_order_names_exactly_the_packages_that_exist() -> None:
     outside = {"envs", "recipes", "benchmarks"}
     assert set(FLOOR) - outside == rooms_of_the_library()
 
 
-def test_every_room_that_a_rule_names_exists() -> None:
+def test_every_package_that_a_rule_names_exists() -> None:
     named = {*NEVER, *(room for rooms in NEVER.values() for room in rooms)}
     assert named <= rooms_of_the_library()
     assert len(set(ORDER)) == len(ORDER)
 
 
-def test_what_goes_into_the_container_imports_only_the_standard_library() -> None:
+def test_container_code_imports_only_the_standard_library() -> None:
     known = {"server", *sys.stdlib_module_names}
     assert [p.name for p in files("sandbox") if {i.split(".")[0] for i in imports(p)} - known] == []
 
 
-def test_each_module_of_the_server_imports_only_those_before_it() -> None:
+def test_each_server_module_imports_only_earlier_ones() -> None:
     assert {path.stem for path in files("sandbox/server")} == {"__init__", *SERVER_ORDER}
     for place, name in enumerate(SERVER_ORDER):
         own = {i.split(".")[1] for i in imports(SERVER / f"{name}.py") if i.startswith("server.")}
@@ -220,8 +223,8 @@ def test_only_the_embedded_engine_and_the_trainer_import_torch() -> None:
     assert [name for name in found if not name.startswith(allowed)] == []
 
 
-def test_what_other_kits_interpreters_run_of_a_benchmark_imports_nothing_of_ours() -> None:
-    """They have no agentgym and none of what it needs: `theirs`, and all of the benchmarks that it imports."""
+def test_benchmark_code_for_other_interpreters_imports_none_of_our_packages() -> None:
+    """They have neither agentgym nor its dependencies: `theirs`, and all benchmark modules that it imports."""
     waiting = {path for path in files("benchmarks") if path.stem.startswith("theirs")}
     assert waiting != set()
     seen: set[Path] = set()
@@ -235,20 +238,20 @@ def test_what_other_kits_interpreters_run_of_a_benchmark_imports_nothing_of_ours
     assert [name_of(p) for p in seen if {i.split(".")[0] for i in imports(p)} & ours] == []
 
 
-def test_the_tests_of_the_library_need_no_benchmark() -> None:
+def test_the_librarys_tests_need_no_benchmark() -> None:
     found = importers("tests", "benchmarks")
     assert found != []
     assert [name for name in found if not name.startswith("tests.benchmarks.")] == []
 
 
 @pytest.mark.parametrize("part", ["agentgym/samples.py", "agentgym/advantages"])
-def test_the_seam_knows_no_torch(part: str) -> None:
+def test_the_interface_layers_do_not_import_torch(part: str) -> None:
     place = ROOT / part
     paths = [place] if place.is_file() else files(part)
     assert {i.split(".")[0] for path in paths for i in imports(path)} & set(HEAVY) == set()
 
 
-def test_no_modules_import_each_other_in_a_circle_not_even_inside_functions() -> None:
+def test_there_are_no_import_cycles_even_inside_functions() -> None:
     modules = {name_of(path) for path in files("agentgym")}
     graph = {
         name_of(path): {m for i in imports(path) for m in (i, i.rpartition(".")[0]) if m in modules}
@@ -258,14 +261,14 @@ def test_no_modules_import_each_other_in_a_circle_not_even_inside_functions() ->
     assert len(list(TopologicalSorter(graph).static_order())) == len(modules)
 
 
-def test_importing_the_face_loads_none_of_the_rooms() -> None:
+def test_importing_the_top_level_package_loads_no_subpackage() -> None:
     code = "import sys, agentgym; print([m for m in sys.modules if m in ('numpy', 'pydantic') or 'agentgym.' in m])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stderr, done.stdout) == ("", "[]\n")
 
 
 @pytest.mark.parametrize("code", ["import agentgym.testing", "import agentgym.cli.main", LIGHT])
-def test_what_an_env_and_its_tests_need_loads_nothing_heavy(code: str) -> None:
+def test_modules_for_envs_and_their_tests_load_nothing_heavy(code: str) -> None:
     heavy = (*HEAVY, "pytest")
     code = f"import sys; {code}; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -273,11 +276,11 @@ def test_what_an_env_and_its_tests_need_loads_nothing_heavy(code: str) -> None:
 
 
 @pytest.mark.parametrize("name", agentgym.__all__)
-def test_every_name_of_the_face_is_there(name: str) -> None:
+def test_every_public_name_exists(name: str) -> None:
     assert getattr(agentgym, name) is not None
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error_that_names_it() -> None:
+def test_a_missing_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="'agentgym' has no attribute 'Trainr'"):
         getattr(agentgym, "Trainr")  # noqa: B009
 
@@ -289,16 +292,16 @@ def test_only_the_pytest_plugin_imports_pytest() -> None:
     assert importers("agentgym", "pytest") == ["agentgym.pytest_plugin", *in_sandboxes]
 
 
-def test_what_may_be_a_strangers_is_opened_in_one_place() -> None:
-    """Files of runs, trajectories, adapters and checkpoints are opened by `foreign_files`, which bounds them."""
+def test_foreign_files_are_opened_in_one_place() -> None:
+    """Files of runs, trajectories, adapters and checkpoints are opened by `foreign_files`, which limits them."""
     plain = {"read_text", "read_bytes", "sqlite3.connect", "zlib.decompress", "pickle.load", "json.load", "torch.load"}
     own = {
         "view/server.py": {"read_bytes"},  # the page
         "view/report/page.py": {"read_bytes"},  # the pictures that it has drawn
         "view/search/index.py": {"sqlite3.connect"},  # the index, in the user's cache
-        "store/schema.py": {"sqlite3.connect"},  # to write, behind check_journal
-        "train/snapshot.py": {"read_text"},  # what the ranks say of their parts
-        "train/checkpoint.py": {"torch.load"},  # weights alone
+        "store/schema.py": {"sqlite3.connect"},  # for writing, after check_journal
+        "train/snapshot.py": {"read_text"},  # the ranks' reports about their parts
+        "train/checkpoint.py": {"torch.load"},  # weights only
     }
     rooms = ["store", "view", "exports", "evals"]
     named = ["engines/adapter_files", "cli/merge", "cli/show", "cli/exports", "train/snapshot", "train/checkpoint"]
@@ -310,7 +313,7 @@ def test_what_may_be_a_strangers_is_opened_in_one_place() -> None:
 
 
 def calls(path: Path) -> set[str]:
-    """The methods that a file calls, by their names, and functions of modules as `module.name`."""
+    """Return the methods that a file calls, by name, and module functions as `module.name`."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -320,7 +323,7 @@ def calls(path: Path) -> set[str]:
     return found
 
 
-def test_the_mutation_tests_name_tests_that_there_are() -> None:
+def test_mutants_toml_names_tests_that_exist() -> None:
     named = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["tests"].values()
     tests = {test.partition("[")[0] for beside in named for test in beside if "::" in test}
     missing = [

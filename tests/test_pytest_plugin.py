@@ -1,4 +1,4 @@
-"""The pytest plugin in a project of its own: a failing env test shows what was said."""
+"""The pytest plugin in a separate project: a failing env test prints the conversation."""
 
 import os
 import re
@@ -30,7 +30,7 @@ async def play(name):
 
 
 def run(folder: Path, tests: str, *options: str) -> str:
-    """What pytest prints for a file of tests, with the plugin of this checkout and no setting of the project."""
+    """Return pytest's output for a file of tests, with this checkout's plugin and without the project's settings."""
     (folder / "desk.py").write_text(ENV)
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_desk.py").write_text("from desk import play\n" + tests)
@@ -55,7 +55,7 @@ def test_a_failing_env_test_prints_the_transcript(tmp_path: Path) -> None:
     assert r"tool look: only a stapler\x1b[2J\ud800" in printed
 
 
-def test_a_test_that_passes_prints_none_and_the_next_one_shows_only_its_own(tmp_path: Path) -> None:
+def test_a_passing_test_prints_no_transcript_and_the_next_one_only_its_own(tmp_path: Path) -> None:
     tests = "async def test_a():\n    await play('a')\n\nasync def test_b():\n    await play('b')\n    assert 0\n"
     printed = run(tmp_path, tests)
     assert "1 failed, 1 passed" in printed
@@ -63,13 +63,13 @@ def test_a_test_that_passes_prints_none_and_the_next_one_shows_only_its_own(tmp_
     assert "says a." not in printed
 
 
-def test_the_last_rollouts_of_a_test_are_shown(tmp_path: Path) -> None:
+def test_the_last_rollouts_of_a_test_are_printed(tmp_path: Path) -> None:
     tests = "async def test_it():\n    for name in 'abcde':\n        await play(name)\n    assert 0\n"
     printed = run(tmp_path, tests)
     assert [name for name in "abcde" if f"says {name}." in printed] == ["c", "d", "e"]
 
 
-def test_a_failing_fixture_shows_the_rollouts_once(tmp_path: Path) -> None:
+def test_a_failing_fixture_prints_the_rollouts_once(tmp_path: Path) -> None:
     tests = """
 import pytest
 
@@ -87,7 +87,7 @@ async def test_it(played):
     assert printed.count(" rollout t/0 ") == 1
 
 
-def test_the_rollouts_of_check_env_are_named_and_push_none_of_the_tests_own_out(tmp_path: Path) -> None:
+def test_rollouts_of_check_env_are_named_and_displace_none_of_the_tests_own(tmp_path: Path) -> None:
     tests = """
 import agentgym as ag
 from agentgym.testing import check_env, say
@@ -105,6 +105,6 @@ async def test_it():
     assert [bool(of_check.fullmatch(title)) for title in titles[3:]] == [True] * SHOWN_OF_CHECK
 
 
-def test_the_transcript_comes_through_the_workers_of_xdist(tmp_path: Path) -> None:
+def test_the_transcript_is_passed_through_xdist_workers(tmp_path: Path) -> None:
     printed = run(tmp_path, "async def test_it():\n    await play('t')\n    assert 0\n", "-n", "1")
     assert printed.count("assistant: It is gone, says t.") == 1

@@ -1,4 +1,4 @@
-"""Baselines count rollouts; samples carry each sampled token once."""
+"""Baselines count rollouts; samples contain each sampled token once."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from agentgym.types.rollout import Group, Rollout, Segment, Turn
 
 
 def segment(index: int, *parts: tuple[str, Sequence[int]], version: int = 0) -> Segment:
-    """A segment of ("context", ids) and ("turn", ids) parts."""
+    """Return a segment of ("context", ids) and ("turn", ids) parts."""
     ids: list[int] = []
     sampled: list[bool] = []
     turns: list[Turn] = []
@@ -67,7 +67,7 @@ def ids_and_masks(rows: SampleBatch) -> list[tuple[list[int], list[int], list[in
 TWO_TURNS = segment(0, ("context", [1, 2]), ("turn", [3, 4]), ("context", [5]), ("turn", [6]), version=4)
 
 
-def test_a_turn_is_a_sample_and_its_prompt_all_before_it() -> None:
+def test_a_turn_is_a_sample_whose_prompt_is_everything_before_it() -> None:
     rows = build_samples([group(rollout("a", 2.0, TWO_TURNS), rollout("b", 0.0))], merge=False)
     assert ids_and_masks(rows)[:2] == [([1, 2], [3, 4], [1, 1]), ([1, 2, 3, 4, 5], [6], [1])]
     assert [row.advantages.tolist() for row in rows] == [[1, 1], [1], [-1]]
@@ -90,7 +90,7 @@ def test_a_childs_carried_prefix_is_never_trained() -> None:
 
 
 @pytest.mark.parametrize("merged", [True, False])
-def test_every_segment_gets_its_rollouts_advantage_once_in_the_baseline(merged: bool) -> None:
+def test_every_segment_gets_its_rollouts_advantage_which_counts_once_in_the_baseline(merged: bool) -> None:
     fan = [segment(i, ("context", [1]), ("turn", [2]), ("context", [3]), ("turn", [4])) for i in range(5)]
     rows = build_samples([group(rollout("a", 3.0, *fan), rollout("b", 1.0))], merge=merged)
     trained = {
@@ -99,13 +99,13 @@ def test_every_segment_gets_its_rollouts_advantage_once_in_the_baseline(merged: 
     assert trained == {"a": {1.0}, "b": {-1.0}}
 
 
-def test_a_failed_rollout_leaves_baseline_and_loss_and_is_counted() -> None:
+def test_a_failed_rollout_is_excluded_from_baseline_and_loss_and_is_counted() -> None:
     rows = build_samples([group(rollout("a", 100.0), rollout("b", None), rollout("c", 50.0))])
     assert [(row.rollout_id, row.advantages.tolist()) for row in rows] == [("a", [25.0]), ("c", [-25.0])]
     assert (rows.rollouts, rows.rollouts_failed, rows.rollouts_trained) == (3, 1, 2)
 
 
-def test_groups_without_signal_leave_the_batch_and_are_counted() -> None:
+def test_groups_without_a_signal_are_dropped_and_counted() -> None:
     groups = [
         group(rollout("a", 1.0), rollout("b", 1.0)),
         group(rollout("c", 1.0, group="h"), rollout("d", 0.0, group="h"), name="h"),
@@ -119,7 +119,7 @@ def test_groups_without_signal_leave_the_batch_and_are_counted() -> None:
     assert rows.metrics()["samples/groups_without_signal"] == 3
 
 
-def test_a_group_whose_scores_are_the_same_sum_in_another_order_leaves_the_batch() -> None:
+def test_a_group_whose_scores_differ_only_by_rounding_is_dropped() -> None:
     groups = [
         group(rollout("a", 0.1 + 0.2 + 0.3), rollout("b", 0.3 + 0.2 + 0.1)),
         group(rollout("c", 1.0, group="h"), rollout("d", 0.0, group="h"), name="h"),
@@ -130,14 +130,14 @@ def test_a_group_whose_scores_are_the_same_sum_in_another_order_leaves_the_batch
     assert rows[0].advantages == pytest.approx(np.sqrt(0.5), rel=1e-5)
 
 
-def test_a_batch_counts_trained_tokens_and_rollouts_and_not_responses_and_rows() -> None:
+def test_a_batch_counts_trained_tokens_and_rollouts_rather_than_responses_and_rows() -> None:
     two = [segment(i, ("context", [1]), ("turn", [2, 3]), ("context", [4]), ("turn", [5])) for i in range(2)]
     rows = build_samples([group(rollout("a", 1.0, *two), rollout("b", 0.0))])
     assert (len(rows), sum(len(row.response_ids) for row in rows)) == (3, 9)
     assert (rows.rollouts_trained, rows.trained_tokens) == (2, 7)
 
 
-def test_no_groups_are_no_samples() -> None:
+def test_no_groups_give_no_samples() -> None:
     rows = build_samples([])
     assert len(rows) == 0
     assert set(rows.metrics().values()) == {0.0}
@@ -171,7 +171,7 @@ parts = st.lists(
 
 @given(parts)
 @settings(max_examples=50, deadline=None)
-def test_a_merged_sample_is_its_segment_and_samples_of_turns_are_its_beginnings(
+def test_a_merged_sample_equals_its_segment_and_turn_samples_are_its_prefixes(
     shape: list[list[tuple[int, int]]],
 ) -> None:
     count = iter(range(10_000))
@@ -217,19 +217,19 @@ TAUGHT = (("context", [1, 2]), ("turn", [3, 4]), ("context", [5]), ("turn", [6])
 
 
 @pytest.mark.parametrize("merge", [True, False])
-def test_each_sampled_token_has_the_teachers_advantage_for_it_in_one_sample(merge: bool) -> None:
+def test_each_sampled_token_has_the_teachers_advantage_in_exactly_one_sample(merge: bool) -> None:
     played = [group(rollout("a", 0.0, segment(0, *TAUGHT)), rollout("b", 0.0, segment(0, *TAUGHT)))]
-    values = np.array([9, 9, 0.5, -1, 9, 2], np.float32)  # those of the context are not read
+    values = np.array([9, 9, 0.5, -1, 9, 2], np.float32)  # values of context tokens are ignored
     batch = teacher_samples(played, {("a", 0): values, ("b", 0): -values}, merge=merge)
     for name, sign in (("a", 1), ("b", -1)):
         rows = [row for row in batch if row.rollout_id == name]
         trained = np.concatenate([row.advantages[row.loss_mask] for row in rows])
         assert trained.tolist() == [sign * 0.5, sign * -1.0, sign * 2.0]
         assert all(not row.advantages[~row.loss_mask].any() for row in rows)
-    assert batch.groups_without_signal == 0  # equal rewards are no reason to leave a group out
+    assert batch.groups_without_signal == 0  # equal rewards are not a reason to drop a group
 
 
-def test_a_failed_rollout_is_not_taught_and_a_segment_without_advantages_is_named() -> None:
+def test_a_failed_rollout_is_not_taught_and_missing_advantages_are_named() -> None:
     played = [group(rollout("a", 1.0, segment(0, *TAUGHT)), rollout("b", None, segment(0, *TAUGHT)))]
     batch = teacher_samples(played, {("a", 0): np.ones(6, np.float32)})
     assert {row.rollout_id for row in batch} == {"a"}

@@ -1,4 +1,4 @@
-"""The wheel: the library and what goes into the container, nothing else; it works away from the checkout."""
+"""The wheel: the library and the container files, nothing else; it works outside the checkout."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ print(*(env.__module__ for env in found), sys.modules[found[0].__module__].__fil
 """
 
 
-def test_the_wheel_holds_the_library_and_what_goes_into_the_container_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_only_the_library_and_the_container_files(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"agentgym/__init__.py", "agentgym/rollouts/rollout.py", "agentgym/_image/server/__main__.py"} <= set(names)
     assert {"agentgym/_models/tiny/config.json", "agentgym/_models/tiny/model.safetensors"} <= set(names)
@@ -52,7 +52,7 @@ def test_the_wheel_holds_the_library_and_what_goes_into_the_container_and_nothin
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_the_docs_install_the_wheel_by_its_name(wheel: Path) -> None:
+def test_the_docs_install_the_wheel_by_its_file_name(wheel: Path) -> None:
     assert f"pip install 'dist/{wheel.name}[train,docker,test]'" in (ROOT / "docs/installation.md").read_text()
 
 
@@ -74,7 +74,7 @@ def test_every_file_of_the_gallery_is_in_the_wheel(wheel: Path) -> None:
     )
 
 
-def test_an_unpacked_wheel_finds_an_env_of_the_gallery_by_its_name(wheel: Path, tmp_path: Path) -> None:
+def test_an_unpacked_wheel_finds_a_gallery_env_by_name(wheel: Path, tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     zipfile.ZipFile(wheel).extractall(site)
     elsewhere.mkdir()
@@ -85,7 +85,7 @@ def test_an_unpacked_wheel_finds_an_env_of_the_gallery_by_its_name(wheel: Path, 
     assert done.stdout.split() == [*names, str(site / "agentgym/_gallery/envs/search/env.py")]
 
 
-def test_an_unpacked_wheel_plays_a_rollout_from_another_directory(wheel: Path, tmp_path: Path) -> None:
+def test_an_unpacked_wheel_runs_a_rollout_from_another_directory(wheel: Path, tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     zipfile.ZipFile(wheel).extractall(site)
     elsewhere.mkdir()

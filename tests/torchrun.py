@@ -1,4 +1,4 @@
-"""Real processes that train together: torchrun, gloo, on this machine."""
+"""Real processes that train together on this machine: torchrun, gloo."""
 
 import os
 import pickle
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 HANGS_S = 600
-"""Ranks that wait for each other for so long never come back."""
+"""Ranks that wait for each other this long never finish."""
 
 
 def torchrun(logs: Path, *, ranks: int = 2) -> list[str]:
-    """Python's arguments that start so many processes here; what torchrun itself writes goes into `logs`."""
+    """Return Python's arguments that start that many processes here; torchrun's own output goes into `logs`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -22,7 +22,7 @@ def torchrun(logs: Path, *, ranks: int = 2) -> list[str]:
 
 
 def run_on_ranks(script: Path, given: Any, folder: Path, *, ranks: int = 2) -> None:
-    """Every rank runs `script INPUT FOLDER` to its end, `given` being what is pickled in INPUT."""
+    """Run `script INPUT FOLDER` on every rank to its end; INPUT is a pickle of `given`."""
     (folder / "input").write_bytes(pickle.dumps(given))
     launch = torchrun(folder / "logs", ranks=ranks)
     done = subprocess.run(
@@ -37,5 +37,5 @@ def run_on_ranks(script: Path, given: Any, folder: Path, *, ranks: int = 2) -> N
 
 
 def of_each_rank(folder: Path, ranks: int = 2) -> list[Any]:
-    """What each rank left there as rankN.pickle."""
+    """Return the content of each rank's rankN.pickle."""
     return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(ranks)]

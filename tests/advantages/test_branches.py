@@ -1,4 +1,4 @@
-"""Rollouts with branches as samples: each token trained once, and each rollout once in its baseline."""
+"""Rollouts with branches as samples: each token is trained once, and each rollout counts once in its baseline."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ FAILED = Failure(type="EngineError", message="it is gone")
 def segment(
     index: int, kind: SegmentKind, *, shared: int, numbers: Sequence[int], branch: int | None = None
 ) -> Segment:
-    """A prompt id, `shared` turns that were taken over, and a turn of two ids for each of these numbers."""
+    """Return a segment with a prompt id, `shared` inherited turns, and a turn of two ids for each of these numbers."""
     opened = 1 + 3 * shared
     mask = np.array([False] * opened + [True, True, False] * len(numbers))
     turns = tuple(
@@ -46,7 +46,10 @@ def segment(
 
 
 def played(name: str, reward: float, turns: int, *branches: tuple[int, float | None, int], group: str = "g") -> Rollout:
-    """A rollout of so many turns; a branch is the turn it begins behind, its reward, and how many turns it has."""
+    """Return a rollout with that many turns.
+
+    A branch is the turn after which it starts, its reward, and its number of turns.
+    """
     segments = [segment(0, "root", shared=0, numbers=range(turns))]
     ends = []
     for place, (turn, worth, own) in enumerate(branches):
@@ -74,14 +77,14 @@ def worth(batch: Sequence[object], name: str) -> dict[tuple[int, int], list[floa
     }
 
 
-def test_each_stretch_and_each_branch_has_its_own_advantage() -> None:
+def test_each_part_of_a_rollout_and_each_branch_has_its_own_advantage() -> None:
     one = played("a", 1.0, 3, (1, 0.0, 2), (1, 1.0, 1), (2, 0.5, 1))
     group = Group(group_id="g", rollouts=(one, played("b", 0.0, 2)))
     rows = build_samples([group], credit="branches", merge=False)
     found = worth(rows, "a")
-    # seen from the states: 1, 0, 1 behind turn 0; 0.5, 1 behind turn 1
+    # seen from the states: 1, 0, 1 after turn 0; 0.5, 1 after turn 1
     assert found[0, 0] == pytest.approx([2 / 3 - 0] * 2, abs=1e-6)
-    # Turn 1 was sampled for three ways, and turn 2 for four.
+    # Turn 1 was sampled for three paths, and turn 2 for four.
     assert found[0, 1] == pytest.approx([(0.75 - 0.5) / 3] * 2, abs=1e-6)
     assert found[0, 2] == pytest.approx([(1 - 0.5) / 4] * 2)
     assert found[1, 0] == pytest.approx([-1 / 3] * 2, abs=1e-6)
@@ -91,7 +94,7 @@ def test_each_stretch_and_each_branch_has_its_own_advantage() -> None:
     assert worth(rows, "b") == {(0, 0): [-1.0, -1.0], (0, 1): [-1.0, -1.0]}
 
 
-def test_what_a_branch_took_over_is_trained_in_the_rollout_alone() -> None:
+def test_a_branchs_inherited_tokens_are_trained_only_in_the_rollout() -> None:
     one = played("a", 1.0, 3, (2, 0.0, 1))
     rows = build_samples([Group(group_id="g", rollouts=(one,))], credit="branches")
     assert [(row.segment, len(row.prompt_ids), row.loss_mask.tolist()) for row in rows] == [
@@ -109,13 +112,13 @@ ROLLOUTS = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(3, 5), BR
 
 @settings(deadline=None)
 @given(ROLLOUTS, st.booleans())
-def test_every_sampled_token_of_what_was_scored_is_trained_once(
+def test_every_sampled_token_of_scored_rollouts_is_trained_once(
     made: list[tuple[float, int, list[tuple[int, float | None, int]]]], merge: bool
 ) -> None:
     rollouts = tuple(played(f"r{i}", reward, turns, *branches) for i, (reward, turns, branches) in enumerate(made))
     group = Group(group_id="g", rollouts=rollouts)
     batch = build_samples([group], credit="branches", merge=merge)
-    # A group in play is judged as its samples are.
+    # A running group determines its signal like its samples.
     assert bool(len(batch)) == has_signal(rollouts)
     sampled = sum(rollout.sampled_tokens for rollout in rollouts)
     failed = sum(2 * own for _, _, branches in made for _, reward, own in branches if reward is None)
@@ -124,7 +127,7 @@ def test_every_sampled_token_of_what_was_scored_is_trained_once(
         assert batch.trained_tokens == sampled - failed
         for rollout in rollouts:
             assert sum(row.weight for row in batch if row.rollout_id == rollout.rollout_id) == pytest.approx(1)
-    # Branches are in no other level's samples, and change nothing of them.
+    # Branches are in no other level's samples and don't change them.
     bare = Group(group_id="g", rollouts=tuple(replace(r, branches=(), segments=r.segments[:1]) for r in rollouts))
     for level in ("outcome", "turn"):
         with_branches = build_samples([group], credit=level, merge=merge)
@@ -135,7 +138,7 @@ def test_every_sampled_token_of_what_was_scored_is_trained_once(
         assert with_branches.untrained_tokens == sampled - sum(r.sampled_tokens for r in bare.rollouts)
 
 
-def test_merged_or_not_a_token_has_the_same_advantage() -> None:
+def test_a_token_has_the_same_advantage_merged_or_not() -> None:
     rollouts = (played("a", 1.0, 4, (1, 0.0, 2), (3, 1.0, 1)), played("b", 0.0, 2, (1, 1.0, 1)))
     group = Group(group_id="g", rollouts=rollouts)
     merged = build_samples([group], credit="branches")
@@ -146,7 +149,7 @@ def test_merged_or_not_a_token_has_the_same_advantage() -> None:
         assert sum(p.weight for p in pieces) == pytest.approx(row.weight)
 
 
-def test_a_rollout_is_once_in_the_baseline_however_many_branches_it_has() -> None:
+def test_a_rollout_counts_once_in_the_baseline_however_many_branches_it_has() -> None:
     many = played("a", 0.0, 2, (1, 0.0, 1), (1, 0.0, 1), (1, 0.0, 1))
     rows = build_samples(
         [Group(group_id="g", rollouts=(many, played("b", 1.0, 1), played("c", 0.5, 1)))], credit="branches"
@@ -154,7 +157,7 @@ def test_a_rollout_is_once_in_the_baseline_however_many_branches_it_has() -> Non
     assert worth(rows, "b") == {(0, 0): [0.75, 0.75]}
 
 
-def test_equal_rewards_with_unequal_branches_are_a_signal() -> None:
+def test_equal_rewards_with_unequal_branches_give_a_signal() -> None:
     tied = (played("a", 1.0, 2, (1, 0.0, 1)), played("b", 1.0, 2))
     assert has_signal(tied)
     group = Group(group_id="g", rollouts=tied)
@@ -168,19 +171,19 @@ def test_equal_rewards_with_unequal_branches_are_a_signal() -> None:
     assert batch.groups_without_signal == 1
 
 
-def test_branches_that_only_estimate_take_no_share() -> None:
+def test_untrained_branches_only_improve_the_estimate() -> None:
     one = played("a", 1.0, 2, (1, 0.0, 1))
     one = replace(one, segments=(one.segments[0], replace(one.segments[1], trained=False)))
     group = Group(group_id="g", rollouts=(one, played("b", 1.0, 2)))
     assert worth(build_samples([group], credit="branches"), "a") == {(0, 0): [-0.5, -0.5, 0.0, 1.0, 1.0]}
 
 
-def test_demonstrations_are_of_the_rollouts_own_way() -> None:
+def test_demonstrations_exclude_branches() -> None:
     rows = demonstrations([played("a", 1.0, 2, (1, 0.0, 3))])
     assert [(row.segment, row.weight) for row in rows] == [(0, 1.0)]
 
 
-def test_rollouts_that_were_to_have_no_branches_are_refused() -> None:
+def test_rollouts_run_without_branches_are_refused() -> None:
     asked = played("a", 1.0, 2)
     forgotten = replace(asked, metrics={})
     with pytest.raises(ValueError, match=r"^credit: none of these rollouts was run with branches"):
@@ -189,7 +192,7 @@ def test_rollouts_that_were_to_have_no_branches_are_refused() -> None:
     assert not build_samples([Group(group_id="g", rollouts=())], credit="branches")
 
 
-def test_an_estimator_with_a_unit_is_refused() -> None:
+def test_an_estimator_that_divides_by_a_unit_is_refused() -> None:
     group = Group(group_id="g", rollouts=(played("a", 1.0, 2), played("b", 0.0, 2)))
     with pytest.raises(ValueError, match=r"^advantage_estimator: 'grpo' divides by a unit.*use dr_grpo"):
         build_samples([group], advantage_estimator="grpo", credit="branches")
@@ -206,13 +209,13 @@ def test_an_estimator_with_a_unit_is_refused() -> None:
         ({"stop_reason": ""}, "stop_reason: empty"),
     ],
 )
-def test_a_branch_that_is_none_does_not_build(change: dict[str, object], message: str) -> None:
+def test_an_invalid_branch_is_refused(change: dict[str, object], message: str) -> None:
     whole = {"turn": 1, "reward": 1.0, "stop_reason": "done"}
     with pytest.raises(ValueError, match=message):
         RolloutBranch(**whole | change)  # type: ignore[arg-type]
 
 
-def test_segments_of_no_branch_do_not_build() -> None:
+def test_segments_without_a_valid_branch_are_refused() -> None:
     one = played("a", 1.0, 2, (1, 0.0, 1))
     with pytest.raises(ValueError, match="branch: it does not exist"):
         replace(one, branches=())
@@ -223,6 +226,6 @@ def test_segments_of_no_branch_do_not_build() -> None:
         replace(one, segments=(one.segments[0], role))
 
 
-def test_a_transcript_says_where_a_branch_began_and_what_it_came_to() -> None:
+def test_a_transcript_shows_where_a_branch_started_and_how_it_ended() -> None:
     shown = str(played("a", 1.0, 2, (1, 0.0, 1)))
     assert "segment 1: branch of segment 0, from turn 1, reward 0, stopped by done" in shown

@@ -1,4 +1,4 @@
-"""The advantages from branches are unbiased: over all that may be sampled, they give the gradient of the reward."""
+"""Advantages from branches are unbiased: averaged over all possible samples, they give the gradient of the reward."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -9,9 +9,9 @@ import pytest
 from agentgym.advantages.estimates import State, estimate, share
 
 REWARDS = {"": 0.0, "a": 0.0, "b": 0.0, "aa": 0.2, "ab": 1.0, "ba": -0.5, "bb": 0.7}
-"""What each pair of turns is worth, in an env of two turns with two actions each."""
+"""The reward of each pair of turns, in an env of two turns with two actions each."""
 LOGITS = {"": 0.3, "a": -0.4, "b": 0.8}
-"""The logit of action a in each state; that of b is 0."""
+"""The logit of action a in each state; the logit of b is 0."""
 
 
 def chance(state: str, action: str) -> float:
@@ -20,7 +20,7 @@ def chance(state: str, action: str) -> float:
 
 
 def gradient(state: str, action: str) -> dict[str, float]:
-    """The derivative of log p(action | state) by the logits."""
+    """Return the derivative of log p(action | state) by the logits."""
     return {name: (float(action == "a") - chance(state, "a")) * (name == state) for name in LOGITS}
 
 
@@ -33,7 +33,7 @@ def reached(state: str) -> float:
 
 
 def exact(states: tuple[str, ...]) -> dict[str, float]:
-    """The part of the policy gradient of the expected reward that the turns in these states have."""
+    """Return the part of the policy gradient of the expected reward that belongs to turns in these states."""
     return {
         state: reached(state) * sum(chance(state, x) * gradient(state, x)[state] * value(state + x) for x in "ab")
         if state in states
@@ -43,7 +43,11 @@ def exact(states: tuple[str, ...]) -> dict[str, float]:
 
 
 def ways(branches: int) -> Iterator[tuple[float, str, list[str], str]]:
-    """Every way of a rollout, of its branches behind the first turn, and of the group's other rollout; how likely."""
+    """Yield every combination of a rollout, its branches after the first turn, and the group's other rollout.
+
+    Yields:
+        The combination's probability, the rollout's path, its branches' paths, and the other rollout's path.
+    """
     pairs = [first + second for first, second in product("ab", "ab")]
     for way, other in product(pairs, pairs):
         for seconds in product("ab", repeat=branches):
@@ -53,7 +57,7 @@ def ways(branches: int) -> Iterator[tuple[float, str, list[str], str]]:
 
 
 @pytest.mark.parametrize("branches", [1, 2, 3])
-def test_the_turns_of_a_rollout_have_the_gradient_of_the_expected_reward(branches: int) -> None:
+def test_a_rollouts_turns_give_the_gradient_of_the_expected_reward(branches: int) -> None:
     found = dict.fromkeys(LOGITS, 0.0)
     of_branches = dict.fromkeys(LOGITS, 0.0)
     for likely, way, rollout, other in ways(branches):
@@ -65,11 +69,11 @@ def test_the_turns_of_a_rollout_have_the_gradient_of_the_expected_reward(branche
             for name, slope in gradient(end[:1], end[1]).items():
                 of_branches[name] += likely * slope * advantage
     assert found == pytest.approx(exact(("", "a", "b")))
-    # Each branch adds the same gradient once more, for the turns behind its state.
+    # Each branch adds the same gradient once more, for the turns after its state.
     assert of_branches == pytest.approx({name: branches * part for name, part in exact(("a", "b")).items()})
 
 
-def test_with_its_share_every_place_of_a_turn_counts_once() -> None:
+def test_with_its_weight_every_position_of_a_turn_counts_once() -> None:
     found = dict.fromkeys(LOGITS, 0.0)
     for likely, way, rollout, other in ways(2):
         given = estimate(REWARDS[way], [REWARDS[other]], [State(1, [REWARDS[end] for end in rollout])])
@@ -82,16 +86,16 @@ def test_with_its_share_every_place_of_a_turn_counts_once() -> None:
     assert [share(turn, [2, 2, 4]) for turn in range(5)] == [1, 1, 1 / 3, 1 / 3, 1 / 4]
 
 
-def test_a_stretch_is_worth_what_was_seen_behind_it_less_what_was_seen_before_it() -> None:
+def test_a_parts_advantage_is_the_mean_after_it_minus_the_mean_before_it() -> None:
     found = estimate(1.0, [0.0, 0.5], [State(2, [0.0, 1.0]), State(5, [1.0, 1.0, 0.0])])
     assert found.starts == [0, 2, 5]
-    # behind: (0 + 1 + 1) / 3, (1 + 1 + 0 + 1) / 4, 1; before: (0 + .5) / 2, (0 + 1) / 2, (1 + 1 + 0) / 3
+    # after: (0 + 1 + 1) / 3, (1 + 1 + 0 + 1) / 4, 1; before: (0 + .5) / 2, (0 + 1) / 2, (1 + 1 + 0) / 3
     assert found.stretches == pytest.approx([2 / 3 - 1 / 4, 3 / 4 - 1 / 2, 1 - 2 / 3])
     assert found.branches[0] == pytest.approx([0 - (1 + 1) / 2, 1 - (0 + 1) / 2])
     assert found.branches[1] == pytest.approx([1 - 2 / 3, 1 - 2 / 3, 0 - 1])
 
 
-def test_what_a_rollout_came_to_is_not_in_the_value_of_the_state_before_its_turns() -> None:
+def test_a_rollouts_own_outcome_is_not_in_the_value_of_earlier_states() -> None:
     low, high = (estimate(reward, [0.0], [State(1, [0.3])]) for reward in (0.0, 1.0))
     assert high.stretches[1] - low.stretches[1] == pytest.approx(1.0)
 
@@ -100,7 +104,7 @@ def test_without_other_rollouts_the_first_turns_have_no_baseline_and_no_advantag
     assert estimate(3.0, [], [State(1, [1.0])]).stretches == [0.0, 2.0]
 
 
-def test_a_state_may_be_chosen_by_an_earlier_batch_and_by_a_draw() -> None:
+def test_a_state_may_be_chosen_by_an_earlier_batch_and_at_random() -> None:
     found = dict.fromkeys(LOGITS, 0.0)
     for past, drawn in product(("aa", "ab", "ba", "bb"), (True, False)):
         for likely, way, rollout, other in ways(1):
@@ -114,7 +118,7 @@ def test_a_state_may_be_chosen_by_an_earlier_batch_and_by_a_draw() -> None:
 
 
 @pytest.mark.parametrize(("turn", "is_unbiased"), [(0, True), (1, False)])
-def test_a_state_may_be_chosen_by_the_turn_before_it_and_not_by_the_one_behind_it(turn: int, is_unbiased: bool) -> None:
+def test_a_state_may_be_chosen_by_the_turn_before_it_but_not_by_the_one_after_it(turn: int, is_unbiased: bool) -> None:
     found = dict.fromkeys(LOGITS, 0.0)
     for likely, way, rollout, other in ways(1):
         states = [State(1, [REWARDS[rollout[0]]])] if way[turn] == "b" else []

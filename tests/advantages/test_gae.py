@@ -1,4 +1,4 @@
-"""Generalised advantage estimation: its formula, what it estimates, and between which turns it means anything."""
+"""Generalized advantage estimation: its formula, its estimand, and the turns between which it is defined."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ HOWS = [GAEConfig(gamma=gamma, lam=lam) for gamma, lam in product((1.0, 0.9, 0.0
 
 
 def by_sums(rewards: Sequence[float], values: Sequence[float], how: GAEConfig) -> list[float]:
-    """The sum over all later turns of what is surprising in each, as the paper has it."""
+    """Compute the weighted sum over all later turns of their TD errors, as in the paper."""
     after = [*values[1:], 0.0][: len(values)]
     surprises = [r + how.gamma * later - v for r, later, v in zip(rewards, after, values, strict=True)]
     weight = how.gamma * how.lam
@@ -28,7 +28,7 @@ def by_sums(rewards: Sequence[float], values: Sequence[float], how: GAEConfig) -
 
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
-def test_gae_is_the_discounted_sum_of_surprises(how: GAEConfig) -> None:
+def test_gae_is_the_discounted_sum_of_td_errors(how: GAEConfig) -> None:
     rng = np.random.default_rng(0)
     for turns in (0, 1, 2, 20):
         rewards, values = rng.normal(size=turns).tolist(), rng.normal(size=turns).tolist()
@@ -36,7 +36,7 @@ def test_gae_is_the_discounted_sum_of_surprises(how: GAEConfig) -> None:
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_lambda_1_is_the_return_less_the_value_and_lambda_0_one_step(gamma: float) -> None:
+def test_lambda_1_is_return_minus_value_and_lambda_0_is_one_step(gamma: float) -> None:
     rng = np.random.default_rng(1)
     rewards, values = rng.normal(size=7), rng.normal(size=7)
     returns = [sum(gamma**k * r for k, r in enumerate(rewards[t:])) for t in range(7)]
@@ -47,10 +47,10 @@ def test_lambda_1_is_the_return_less_the_value_and_lambda_0_one_step(gamma: floa
     np.testing.assert_allclose(one, rewards + gamma * np.append(values[1:], 0) - values)
 
 
-# A small Markov decision process: three turns of two actions, and a state is what was chosen before.
+# A small Markov decision process: three turns of two actions; a state consists of the earlier choices.
 TURNS = 3
 RIGHT = {"": 0.6, "a": 0.3, "b": 0.8, "aa": 0.5, "ab": 0.2, "ba": 0.9, "bb": 0.4}
-"""How likely action a is."""
+"""The probability of action a."""
 REWARDS = {
     state + action: len(state) - 1.5 * i + 0.3 * len(set(state)) for state in RIGHT for i, action in enumerate("ab")
 }
@@ -75,14 +75,14 @@ def ways() -> Iterator[tuple[float, str]]:
 
 
 def estimates(way: str, how: GAEConfig, wrong: float = 0.0) -> Any:
-    """The advantages of a way under the true values, or under ones that are wrong by a number for each letter b."""
+    """Return a path's advantages under the true values, or under values wrong by a number per letter b."""
     before = [way[:t] for t in range(TURNS)]
     values = [value(state, how.gamma) + wrong * (1 + state.count("b")) for state in before]
     return gae([REWARDS[way[: t + 1]] for t in range(TURNS)], values, how)
 
 
 def expected(how: GAEConfig, wrong: float = 0.0) -> dict[str, float]:
-    """The exact mean of the advantage of each action in each state, over all that may come of it."""
+    """Return the exact mean advantage of each action in each state, over all possible outcomes."""
     sums: dict[str, float] = {}
     weights: dict[str, float] = {}
     for likely, way in ways():
@@ -102,7 +102,7 @@ def test_with_the_true_values_every_lambda_is_unbiased(how: GAEConfig) -> None:
 
 def test_with_wrong_values_lambda_1_is_off_by_a_baseline_and_lambda_0_is_biased() -> None:
     def ranks(lam: float) -> dict[str, float]:
-        """How much better a is than b in each state: what a baseline does not change."""
+        """Return how much better a is than b in each state, which a baseline doesn't change."""
         found = expected(GAEConfig(lam=lam), wrong=0.7)
         return {state: found[state + "a"] - found[state + "b"] for state in RIGHT}
 
@@ -137,7 +137,7 @@ def segment(
     branch: int | None = None,
     **changed: Any,
 ) -> Segment:
-    """A segment whose turns, of two tokens each, have these numbers and rewards, and are asked for at their numbers."""
+    """Return a segment whose two-token turns have these numbers and rewards, and are requested at their numbers."""
     made = [
         Turn(
             start=2 + 3 * i,
@@ -182,7 +182,7 @@ def rollout(*segments: Segment, name: str = "r", reward: float | None = 1.0, **c
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, -0.5])
-def test_the_rewards_of_the_turns_add_up_to_that_of_the_rollout(reward: float) -> None:
+def test_turn_rewards_add_up_to_the_rollouts_reward(reward: float) -> None:
     played = rollout(segment(0, [(0, 0.25), (1, 0.0), (2, 0.5)]), reward=reward)
     assert turn_rewards(played, turn_order(played)) == pytest.approx([0.25, 0.0, reward - 0.25])
 
@@ -191,7 +191,7 @@ def numbers(played: Rollout) -> list[int]:
     return [turn.number for _, turn in turn_order(played)]
 
 
-def test_turns_follow_each_other_as_they_were_sampled() -> None:
+def test_turns_are_ordered_as_they_were_sampled() -> None:
     compacted = rollout(segment(0, [(0, 0), (1, 0)]), segment(1, [(2, 0)], "compaction"))
     assert numbers(compacted) == [0, 1, 2]
     waited = rollout(segment(0, [(0, 0), (3, 0)]), segment(1, [(1, 0), (2, 0)], "subagent"))
@@ -233,7 +233,7 @@ def _asked(segment: Segment, at: float | None) -> Segment:
         ),
     ],
 )
-def test_where_no_turn_follows_another_it_is_refused(played: Rollout, said: str) -> None:
+def test_rollouts_without_a_linear_order_of_turns_are_refused(played: Rollout, said: str) -> None:
     with pytest.raises(ValueError, match=rf'^credit: "value" \(GAE\) does not work for rollout .r.: .*{said}'):
         value_samples([Group(group_id="g", rollouts=(played,))], lambda samples: {})
 
@@ -242,7 +242,7 @@ def constant(samples: Sequence[Sample]) -> dict[SampleKey, Floats]:
     return {(s.rollout_id, s.segment, s.step): np.full(int(s.loss_mask.sum()), 0.5, np.float32) for s in samples}
 
 
-def test_each_token_of_a_turn_has_its_advantage_and_each_is_trained_once() -> None:
+def test_each_token_of_a_turn_has_its_advantage_and_is_trained_once() -> None:
     played = rollout(segment(0, [(0, 0.25), (1, 0.0)]), segment(1, [(2, 0.5)], "compaction"), reward=2.0)
     lost = rollout(segment(0, [(0, 0)]), name="lost", reward=None)
     asked = list[Sample]()
@@ -254,7 +254,7 @@ def test_each_token_of_a_turn_has_its_advantage_and_each_is_trained_once() -> No
     batch = value_samples([Group(group_id="g", rollouts=(played, lost))], values_of, GAEConfig(lam=0.0))
     assert [sample.loss_mask.tolist() for sample in asked] == [[True, False, False, True, False], [True, False]]
     assert [sample.loss_mask.tolist() for sample in batch] == [[True, True, False, True, True], [True, True]]
-    # Of the reward 2, the turns gave 0.75: the last one has the rest. The value is 0.5 everywhere.
+    # The turns gave 0.75 of the reward 2, so the last one gets the rest. The value is 0.5 everywhere.
     assert [sample.advantages.tolist() for sample in batch] == [[0.25, 0.25, 0.0, 0.0, 0.0], [1.25, 1.25]]
     assert {key: found.tolist() for key, found in batch.returns.items()} == {
         ("r", 0, 0): [2, 1.75],
@@ -264,14 +264,14 @@ def test_each_token_of_a_turn_has_its_advantage_and_each_is_trained_once() -> No
     assert (batch.rollouts_failed, batch.rollouts_trained, batch.trained_tokens) == (1, 1, played.sampled_tokens)
 
 
-def test_a_group_of_equal_rewards_has_a_signal() -> None:
+def test_a_group_with_equal_rewards_has_a_signal() -> None:
     group = Group(group_id="g", rollouts=tuple(rollout(segment(0, [(0, 0)]), name=name, reward=0.0) for name in "ab"))
     assert len(build_samples([group])) == 0
     batch = value_samples([group], lambda samples: {key: 0 * found for key, found in constant(samples).items()})
     assert (len(batch), len(batch.returns), batch.groups_without_signal) == (2, 2, 0)
 
 
-def test_values_that_are_missing_or_too_few_are_refused() -> None:
+def test_missing_or_too_few_values_are_refused() -> None:
     groups = [Group(group_id="g", rollouts=(rollout(segment(0, [(0, 0), (1, 0)])),))]
     with pytest.raises(ValueError, match=r"^values: rollout 'r' has 2 turns in segment 0, but no values"):
         value_samples(groups, lambda samples: {})

@@ -18,7 +18,7 @@ def test_a_rollout_counts_once_in_its_baseline() -> None:
     np.testing.assert_allclose(got, np.array([-1, 1, 1, -1, 1]) / np.sqrt(2), atol=1e-6)
 
 
-def test_string_ids_group_as_int_ids_do() -> None:
+def test_string_ids_group_like_int_ids() -> None:
     rewards, rollouts, groups = [1, 3, 3, 5, 11], [0, 1, 1, 2, 3], [0, 0, 0, 1, 1]
     named = advantages(rewards, [f"r{i}" for i in rollouts], [f"g{i}" for i in groups])
     far_apart = advantages(rewards, np.array(rollouts) * 10**9, -np.array(groups) * 10**9)
@@ -46,7 +46,7 @@ def test_a_rollout_in_two_groups_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("which", ["rollout", "group"])
-def test_a_missing_id_is_an_error_and_never_one_merged_rollout(which: str) -> None:
+def test_a_missing_id_is_an_error_and_is_not_treated_as_one_rollout(which: str) -> None:
     ids = (
         {"rollout": [1, None, None], "group": [0, 0, 0]}
         if which == "rollout"
@@ -64,7 +64,7 @@ def test_float_ids_are_refused() -> None:
         advantages([1.0, 2.0], [1, 2], np.array([0.0, 0.0]))
 
 
-def test_numbers_of_rollouts_may_leave_some_out() -> None:
+def test_rollout_numbers_may_have_gaps() -> None:
     assert advantages([1.0, 0.0], np.array([0, 2]), ["g"] * 2).tolist() == [0.5, -0.5]
     assert advantages([1.0, 1.0, 0.0], np.array([0, 0, 2]), ["g"] * 3).tolist() == [0.5, 0.5, -0.5]
 
@@ -87,7 +87,7 @@ def test_a_group_of_one_gets_zero_and_never_nan(estimator: Estimator) -> None:
     np.testing.assert_array_equal(advantages([7.5], ["a"], ["g"], estimator=estimator), [0])
 
 
-def test_a_failed_rollout_is_outside_the_baseline_and_has_no_advantage() -> None:
+def test_a_failed_rollout_is_excluded_from_the_baseline_and_has_no_advantage() -> None:
     got = advantages([100, None, 50], [0, 1, 2], [0, 0, 0], estimator="dr_grpo")
     np.testing.assert_array_equal(got, [25, np.nan, -25])
 
@@ -97,7 +97,7 @@ def test_a_failed_rollout_may_have_several_rows() -> None:
     np.testing.assert_array_equal(got, [25, np.nan, np.nan, -25])
 
 
-def test_leave_one_out_takes_the_mean_of_the_others() -> None:
+def test_leave_one_out_uses_the_mean_of_the_others() -> None:
     got = advantages([6, 3, 9, 12, 1], [0, 1, 2, 3, 4], [0, 0, 1, 1, 2], estimator="rloo")
     np.testing.assert_allclose(got, [3, -3, -3, 3, 0])
 
@@ -107,26 +107,26 @@ def test_without_std_the_advantage_is_the_distance_to_the_mean() -> None:
     np.testing.assert_array_equal(got, [1.5, -1.5, -1.5, 1.5])
 
 
-def test_the_spread_of_the_batch_counts_rollouts_of_groups_with_a_signal_once() -> None:
-    # Distances -1 1 | -2 2, the third group has no signal; rollout 1 fans out into three rows.
+def test_the_batch_deviation_counts_each_rollout_with_a_signal_once() -> None:
+    # Distances -1 1 | -2 2; the third group has no signal; rollout 1 fans out into three rows.
     rewards, rollouts, groups = [1, 3, 3, 3, 0, 4, 5, 5], [0, 1, 1, 1, 2, 3, 4, 5], [0, 0, 0, 0, 1, 1, 2, 2]
     got = advantages(rewards, rollouts, groups, estimator="reinforce++")
     np.testing.assert_allclose(got, np.array([-1, 1, 1, 1, -2, 2, 0, 0]) / np.sqrt(10 / 3), atol=1e-5)
     np.testing.assert_array_equal(got[:6], advantages(rewards[:6], rollouts[:6], groups[:6], estimator="reinforce++"))
 
 
-def test_the_likelihood_of_success_weighs_a_rare_one_by_its_rarity() -> None:
+def test_maxrl_weights_a_success_by_its_rarity() -> None:
     got = advantages([1, 0, 0, 0, 1, 1, 1, 0, 0, 0], range(10), [0] * 4 + [1] * 4 + [2] * 2, estimator="maxrl")
     np.testing.assert_allclose(got, [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0])
 
 
-def test_a_negative_reward_has_no_likelihood() -> None:
+def test_maxrl_refuses_a_negative_reward() -> None:
     with pytest.raises(ValueError, match=r"^reward: -0.1 is negative, .*use dr_grpo"):
         advantages([1, -0.1], [0, 1], [0, 0], estimator="maxrl")
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_no_estimator_counts_a_rollout_by_its_rows_or_lets_a_failed_one_in(estimator: Estimator) -> None:
+def test_no_estimator_counts_rows_as_rollouts_or_includes_failed_ones(estimator: Estimator) -> None:
     rewards, rollouts, groups = [1.0, 0.0, 0.5, 0.0, 1.0], [0, 1, 2, 3, 4], [0, 0, 0, 1, 1]
     once = advantages(rewards, rollouts, groups, estimator=estimator)
     rows = [4, 0, 2, 0, 3, 0, 1]
@@ -140,7 +140,7 @@ def test_no_estimator_counts_a_rollout_by_its_rows_or_lets_a_failed_one_in(estim
     assert np.isnan(again[-1])
 
 
-def test_one_row_a_rollout_equals_the_plain_reshape() -> None:
+def test_one_row_per_rollout_equals_the_plain_reshape() -> None:
     rewards = np.random.default_rng(0).normal(size=(32, 8))
     plain = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-6)
     got = advantages(rewards.ravel(), np.arange(256), np.arange(32).repeat(8), estimator="grpo")
@@ -149,7 +149,7 @@ def test_one_row_a_rollout_equals_the_plain_reshape() -> None:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.randoms(use_true_random=False))
 @settings(max_examples=50, deadline=None)
-def test_the_order_of_rows_means_nothing(fan_out: list[int], random: Any) -> None:
+def test_the_order_of_rows_does_not_matter(fan_out: list[int], random: Any) -> None:
     rows = [(float(r % 3), r, r // 3) for r, k in enumerate(fan_out) for _ in range(k)]
     mixed = random.sample(rows, len(rows))
     first = dict(zip((r[1] for r in rows), advantages(*zip(*rows, strict=True)).tolist(), strict=True))
@@ -160,7 +160,7 @@ def test_the_order_of_rows_means_nothing(fan_out: list[int], random: Any) -> Non
 @pytest.mark.parametrize("before", [0, 2, PROBED + 1])
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20))
 @settings(max_examples=30, deadline=None)
-def test_names_are_found_side_by_side_and_far_apart(before: int, drawn: list[int]) -> None:
+def test_ids_may_be_dense_or_far_apart(before: int, drawn: list[int]) -> None:
     rollouts = [*range(100, 100 + before), *drawn]
     groups = [number % 3 for number in rollouts]
     rewards = [float(number % 5) for number in rollouts]
@@ -169,12 +169,12 @@ def test_names_are_found_side_by_side_and_far_apart(before: int, drawn: list[int
 
 
 @pytest.mark.parametrize("ids", [["a", "a", None, "b", None], ["a", "b", None, "a"], ["a", "b", None], ["a", "a", 1.5]])
-def test_what_is_no_id_is_named_with_its_first_row(ids: list[Any]) -> None:
+def test_an_invalid_id_is_named_with_its_first_row(ids: list[Any]) -> None:
     with pytest.raises(ValueError, match=f"^rollout id: expected a str or an int in every row, got {ids[2]} in row 2$"):
         advantages([1.0] * len(ids), ids, [0] * len(ids))
 
 
-def test_the_rewards_that_are_given_are_not_changed() -> None:
+def test_the_given_rewards_are_not_changed() -> None:
     rewards = np.array([6.0, 3, 9, 12])
     advantages(rewards, np.arange(4), np.array([0, 0, 1, 1]), estimator="grpo")
     assert rewards.tolist() == [6, 3, 9, 12]
@@ -190,7 +190,7 @@ def test_unequal_columns_an_infinite_reward_and_an_unknown_estimator_are_refused
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_scores_that_differ_by_less_than_a_millionth_are_no_signal_and_count_nowhere(estimator: Estimator) -> None:
+def test_scores_that_differ_by_less_than_a_millionth_give_no_signal(estimator: Estimator) -> None:
     noise = [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1]
     assert noise[0] != noise[1]
     alone = advantages([1, 0], [2, 3], [1, 1], estimator=estimator)
@@ -200,7 +200,7 @@ def test_scores_that_differ_by_less_than_a_millionth_are_no_signal_and_count_now
     assert all(advantages([1, 1 + 2e-6], [0, 1], [0, 0], estimator=estimator) != 0)
 
 
-def test_all_functions_that_give_advantages_have_one_default_estimator() -> None:
+def test_all_functions_that_compute_advantages_share_one_default_estimator() -> None:
     defaults = {
         signature(advantages).parameters["estimator"].default,
         signature(turn_advantages).parameters["estimator"].default,
@@ -209,5 +209,5 @@ def test_all_functions_that_give_advantages_have_one_default_estimator() -> None
     assert defaults == {"dr_grpo"}
 
 
-def test_no_rows_have_no_advantages() -> None:
+def test_no_rows_give_no_advantages() -> None:
     assert len(advantages([], [], [])) == len(advantages([], np.zeros(0, int), np.zeros(0, int))) == 0

@@ -1,4 +1,4 @@
-"""What branches say of a state, played by the runner in an env whose values are known."""
+"""Branches' estimates of a state's value, run in an env whose values are known."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from agentgym.types.task import StepResult
 from tests.rollouts.test_branches import Dice
 
 LIKELY = 0.6
-"""How likely the policy says a, in every state."""
+"""The policy's probability of a, in every state."""
 TURNS = 3
 ROLLOUTS, GROUP = 240, 4
 
 
 class Path3(ag.Env[ag.Task]):
-    """Three letters; some ways are worth much more than others, and a b at first may end it early."""
+    """An env with three letters; some paths are worth much more than others, and two b's at the start end it early."""
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], dict[str, Any]]:
         self.way = ""
@@ -43,12 +43,12 @@ def worth(way: str) -> float:
 
 
 def value(way: str) -> float:
-    """The exact value of a state under the policy."""
+    """Return the exact value of a state under the policy."""
     return worth(way) if ends(way) else LIKELY * value(way + "a") + (1 - LIKELY) * value(way + "b")
 
 
 def slope(letter: str) -> float:
-    """The derivative of log p(letter) by the policy's one logit."""
+    """Return the derivative of log p(letter) by the policy's one logit."""
     return (1 - LIKELY) if letter == "a" else -LIKELY
 
 
@@ -65,7 +65,7 @@ def letters(rollout: Rollout, branch: int | None) -> str:
 
 
 def within(values: Sequence[float], exact: float) -> bool:
-    """Whether the mean is within three standard errors of the exact value."""
+    """Return whether the mean is within three standard errors of the exact value."""
     error = float(np.std(values, ddof=1)) / len(values) ** 0.5
     return bool(abs(float(np.mean(values)) - exact) <= 3 * error + 1e-12)
 

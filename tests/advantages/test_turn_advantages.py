@@ -1,4 +1,4 @@
-"""A turn's advantage is its return less a mean that does not depend on which rollouts went on."""
+"""A turn's advantage is its return minus a mean that does not depend on which rollouts continued."""
 
 from dataclasses import replace
 from itertools import product
@@ -26,7 +26,7 @@ from agentgym.types.task import Task
 
 
 def played(name: str, outcome: float, *rewards: float) -> Rollout:
-    """A rollout of one token per turn."""
+    """Return a rollout with one token per turn."""
     n = len(rewards)
     turns = tuple(
         Turn(
@@ -55,7 +55,7 @@ def played(name: str, outcome: float, *rewards: float) -> Rollout:
 
 
 def branched(name: str, reward: float, **branches: float | None) -> Rollout:
-    """A rollout, with branches by the number of their turn and a letter."""
+    """Return a rollout with branches named by the number of their turn and a letter."""
     boom = Failure(type="EnvError", message="boom")
     ends = [
         RolloutBranch(turn=int(key[1]), reward=came, stop_reason="done", failure=boom if came is None else None)
@@ -68,8 +68,8 @@ def worth(*rollouts: Rollout, estimator: Estimator = "dr_grpo") -> list[list[flo
     return [row.tolist() for row in turn_advantages(rollouts, estimator=estimator)]
 
 
-def test_a_turn_is_worth_what_came_after_it_less_the_mean_over_all_rollouts() -> None:
-    # returns of a: 1+2+4, 2+4; of b: 3, and behind its end its outcome 1
+def test_a_turns_advantage_is_its_return_minus_the_mean_over_all_rollouts() -> None:
+    # returns of a: 1+2+4, 2+4; of b: 3, and after its end its outcome 1
     assert worth(played("a", 4, 1, 2), played("b", 1, 2)) == [[7 - 5, 6 - 3.5], [3 - 5]]
 
 
@@ -81,7 +81,7 @@ def test_without_turn_rewards_it_is_the_groups_usual_advantage(estimator: Estima
         assert row == pytest.approx([value] * len(row), rel=1e-6)
 
 
-def test_the_unit_of_a_turn_is_the_estimators_and_a_deviation_is_that_of_the_returns() -> None:
+def test_turns_use_the_estimators_unit_and_the_deviation_of_returns() -> None:
     # Returns 7 6 and 3 1, distances 2 2.5 and -2 -2.5; another group's, of 2 and 0, are 1 and -1.
     others = [replace(played(name, outcome, 0), group_id="h") for name, outcome in (("c", 2), ("d", 0))]
     group = [played("a", 4, 1, 2), played("b", 1, 2)]
@@ -98,7 +98,7 @@ def test_the_unit_of_a_turn_is_the_estimators_and_a_deviation_is_that_of_the_ret
 
 
 @pytest.mark.parametrize("estimator", get_args(Estimator))
-def test_a_group_without_a_signal_changes_the_advantage_of_no_other(estimator: Estimator) -> None:
+def test_a_group_without_a_signal_does_not_change_other_advantages(estimator: Estimator) -> None:
     group = [played("a", 4, 1, 2), played("b", 1, 2)]
     equal = [replace(played(name, 1, 1, 1), group_id="h") for name in ("c", "d", "e")]
     assert worth(*group, *equal, estimator=estimator) == [*worth(*group, estimator=estimator), *[[0, 0]] * 3]
@@ -109,7 +109,7 @@ def test_a_group_without_a_signal_changes_the_advantage_of_no_other(estimator: E
 
 
 @pytest.mark.parametrize("rewards", [[0.0, 0.2], [0.1, 0.0, 0.3]])
-def test_the_deviation_of_one_group_alone_is_that_of_the_batch(rewards: list[float]) -> None:
+def test_the_deviation_of_a_single_group_equals_the_batchs(rewards: list[float]) -> None:
     names = [str(n) for n in range(len(rewards))]
     group = [played(name, reward, 0, 0) for name, reward in zip(names, rewards, strict=True)]
     usual = advantages(rewards, names, ["g"] * len(rewards), estimator="grpo")
@@ -119,13 +119,13 @@ def test_the_deviation_of_one_group_alone_is_that_of_the_batch(rewards: list[flo
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce++"])
-def test_totals_that_tie_do_not_blow_up_what_the_turns_are_worth(estimator: Estimator) -> None:
+def test_tied_totals_do_not_inflate_the_advantages_of_turns(estimator: Estimator) -> None:
     for gap in (0.0, 1e-5):
         got = worth(played("a", 0, 1, 0), played("b", 0, 0, 1 + gap), estimator=estimator)
         assert np.abs(np.concatenate(got)).max() < 2
 
 
-def test_a_group_whose_totals_tie_is_trained_where_its_turns_differ() -> None:
+def test_a_group_with_tied_totals_is_trained_if_its_turns_differ() -> None:
     group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 0, 0, 1)))
     by_turn = build_samples([group], credit="turn", merge=False)
     assert [row.advantages.tolist() for row in by_turn] == [[0], [-0.5], [0], [0.5]]
@@ -134,7 +134,7 @@ def test_a_group_whose_totals_tie_is_trained_where_its_turns_differ() -> None:
     assert (len(by_outcome), by_outcome.groups_without_signal) == (0, 1)
 
 
-def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_every_level() -> None:
+def test_a_group_with_identical_turns_is_dropped_at_every_credit_level() -> None:
     same = (played("a", 0, 1, 0), played("b", 1e-8, 1, 0))
     group = Group(group_id="g", rollouts=tuple(replace(each, metrics={"branches": 0.0}) for each in same))
     for credit in set(get_args(CreditLevel)) - {"value"}:  # that one needs a critic
@@ -142,7 +142,7 @@ def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_every_level() -> N
         assert (len(rows), rows.groups_without_signal) == (0, 1)
 
 
-def test_a_signal_is_looked_for_in_the_rewards_unless_the_turns_are_asked_for() -> None:
+def test_a_signal_is_determined_by_rewards_unless_turns_are_requested() -> None:
     tied = [played("a", 0, 1, 0), played("b", 0, 0, 1)]
     assert not has_signal(tied)
     assert has_signal(tied, by_turn=True)
@@ -150,7 +150,7 @@ def test_a_signal_is_looked_for_in_the_rewards_unless_the_turns_are_asked_for() 
     assert not has_signal([], by_turn=True)
 
 
-def test_the_least_difference_of_two_rewards_is_a_signal() -> None:
+def test_the_least_difference_of_two_rewards_gives_a_signal() -> None:
     rewards = [0.0, LEAST_DIFFERENCE]
     least = [played(name, reward, 0) for name, reward in zip("ab", rewards, strict=True)]
     assert has_signal(least)
@@ -177,13 +177,13 @@ def test_the_turns_of_a_role_are_its_trained_ones_in_the_rollout_itself() -> Non
     assert turns_of(rollout, "other") == []
 
 
-def test_a_state_has_the_rewards_of_its_branches_and_those_that_failed_have_none() -> None:
+def test_a_state_has_the_rewards_of_its_successful_branches() -> None:
     rollout = branched("a", 1, t2a=0.5, t1a=0.25, t2b=None, t2c=0.75)
     assert states_of(rollout, "") == [State(1, [0.25]), State(2, [0.5, 0.75])]
     assert states_of(rollout, "aide") == []
 
 
-def test_what_came_of_one_state_is_a_signal_where_it_differs_by_the_least_difference() -> None:
+def test_branch_rewards_of_one_state_give_a_signal_from_the_least_difference() -> None:
     assert has_signal([branched("a", 0, t1a=LEAST_DIFFERENCE), branched("b", 0)])
     assert not has_signal([branched("a", 0, t1a=0), branched("b", 0)])
     assert has_signal([branched("a", 1, t1a=1, t2a=0.5, t2b=0.75), branched("b", 1)])
@@ -191,7 +191,7 @@ def test_what_came_of_one_state_is_a_signal_where_it_differs_by_the_least_differ
 
 
 @pytest.mark.parametrize("by_turn", [False, True])
-def test_a_group_in_play_judges_its_signal_as_the_samples_do(by_turn: bool) -> None:
+def test_a_running_group_determines_its_signal_like_the_samples(by_turn: bool) -> None:
     pairs = [
         (played("a", 0, 1, 0), played("b", 0, 0, 1)),
         (played("a", 0, 0.1, 0.2, 0.3), played("b", 0.1 + 0.2 + 0.3)),
@@ -209,7 +209,7 @@ def test_a_group_in_play_judges_its_signal_as_the_samples_do(by_turn: bool) -> N
 
 
 P = 0.7
-"""Of going on after a turn; after the third it ends."""
+"""The probability of continuing after a turn; the third turn is the last."""
 TURN_REWARDS, OUTCOMES = (1.0, -0.4, 0.9), (0.5, 2.0, -1.0)
 
 
@@ -222,21 +222,21 @@ def ended_after(turns: int, name: str) -> Rollout:
 
 
 def score(turn: int, turns: int) -> float:
-    """d log(chance of what was chosen at this turn) / d logit(P)."""
+    """Return d log(probability of the choice at this turn) / d logit(P)."""
     if turn == 2:
         return 0.0
     return (1 - P) if turn < turns - 1 else -P
 
 
 def gradient() -> float:
-    """Of the expected reward by logit(P), by definition."""
+    """Return the gradient of the expected reward by logit(P), by definition."""
     return sum(
         chance(n) * sum(score(t, n) for t in range(n)) * (OUTCOMES[n - 1] + sum(TURN_REWARDS[:n])) for n in (1, 2, 3)
     )
 
 
 def estimate(baseline: str) -> float:
-    """What the estimator gives on average, over every pair of rollouts and its chance."""
+    """Return the estimator's mean over every pair of rollouts, weighted by probability."""
     total = 0.0
     for n, m in product((1, 2, 3), repeat=2):
         pair = (ended_after(n, "a"), ended_after(m, "b"))
@@ -253,18 +253,18 @@ def estimate(baseline: str) -> float:
     return total
 
 
-def test_the_gradient_is_unbiased_although_the_policy_chooses_how_many_turns_it_takes() -> None:
-    assert estimate("ours") == pytest.approx(gradient() / 2, rel=1e-5)  # (n - 1) / n, at every turn alike
+def test_the_gradient_is_unbiased_although_the_policy_chooses_its_number_of_turns() -> None:
+    assert estimate("ours") == pytest.approx(gradient() / 2, rel=1e-5)  # (n - 1) / n, the same at every turn
 
 
-def test_what_is_trained_on_is_unbiased_although_totals_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trained_samples_are_unbiased_although_totals_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     for rewards, outcomes in (((1.0, -0.4, 0.9), (0.5, 2.0, -1.0)), ((1.0, 0.0, -1.0), (0.0, 0.0, 1.0))):
         monkeypatch.setitem(globals(), "TURN_REWARDS", rewards)
         monkeypatch.setitem(globals(), "OUTCOMES", outcomes)
         assert estimate("samples") == pytest.approx(gradient() / 2, rel=1e-5, abs=1e-8)
 
 
-def test_a_mean_over_those_that_reached_the_turn_would_be_biased() -> None:
+def test_a_mean_over_rollouts_that_reached_the_turn_would_be_biased() -> None:
     assert abs(estimate("reached") - gradient() / 2) > 0.01
 
 
@@ -284,7 +284,7 @@ def test_each_turn_of_a_sample_has_its_own_advantage() -> None:
         ({"credit": "turn"}, "rollout 'a': two turns have the same number"),
     ],
 )
-def test_a_level_of_advantages_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
+def test_an_invalid_credit_level_is_refused(change: dict[str, str], error: str) -> None:
     a, b = played("a", 1, 0, 0), played("b", 0, 0)
     (segment,) = a.segments
     same = replace(segment, turns=tuple(turn._replace(number=0) for turn in segment.turns))

@@ -38,7 +38,7 @@ FORGETFUL = HERMES.replace(
 {%- if m.reasoning_content and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>{% endif %}
 {{- m.content }}""",
 )
-"""Qwen3's manner: thinking is shown until the next user message, and then stripped."""
+"""Like Qwen3: thinking is rendered until the next user message and then stripped."""
 
 
 def hugging_face(template: str = HERMES) -> HuggingFaceTokenizer:
@@ -74,13 +74,13 @@ def tool(text: str) -> Message:
 
 
 def written(tokenizer: ChatTokenizer, chat: Chat, reply: Message) -> list[int]:
-    """The turn exactly as the template writes it, end special token included."""
+    """Return the turn's ids exactly as the template writes it, including its end token."""
     whole = tokenizer.render([*chat.messages, reply], chat.tools, generation=False)
     return tokenizer.encode(whole.removeprefix(chat.text).removesuffix("\n"))
 
 
 def play(tokenizer: ChatTokenizer, tools: list[dict[str, Any]], turns: Sequence[tuple[Message, Message]]) -> list[int]:
-    """Ids of a chat in which the model writes each reply and is answered."""
+    """Return the ids of a chat in which the model writes each reply and gets each answer."""
     chat = Chat(tokenizer, tools, [user("Go.")])
     ids = chat.prompt_ids().tolist()
     for reply, answer in turns:
@@ -103,7 +103,7 @@ CHATS: list[list[tuple[Message, Message]]] = [
 @both
 @pytest.mark.parametrize("turns", CHATS)
 @pytest.mark.parametrize("tools", [[], TOOLS], ids=["no_tools", "tools"])
-def test_opened_and_sampled_and_appended_ids_are_those_of_the_whole_chat(
+def test_appended_ids_equal_those_of_the_whole_chat(
     tokenizer: ChatTokenizer, tools: list[dict[str, Any]], turns: list[tuple[Message, Message]]
 ) -> None:
     messages = [user("Go."), *(message for turn in turns for message in turn)]
@@ -112,7 +112,7 @@ def test_opened_and_sampled_and_appended_ids_are_those_of_the_whole_chat(
 
 
 @given(st.lists(st.tuples(st.text().map(say), st.text().map(user)), min_size=1, max_size=3))
-def test_any_text_extends_a_chat(turns: list[tuple[Message, Message]]) -> None:
+def test_any_text_can_extend_a_chat(turns: list[tuple[Message, Message]]) -> None:
     whole = ByteTokenizer().render([user("Go."), *(m for turn in turns for m in turn)], [], generation=True)
     assert play(ByteTokenizer(), [], turns) == ByteTokenizer().encode(whole)
 
@@ -126,7 +126,7 @@ def test_the_turn_separator_is_kept_at_each_boundary(tokenizer: ChatTokenizer) -
 
 
 @both
-def test_what_the_model_wrote_stays_although_the_template_would_write_it_otherwise(tokenizer: ChatTokenizer) -> None:
+def test_sampled_text_is_kept_even_if_the_template_would_write_it_differently(tokenizer: ChatTokenizer) -> None:
     odd = tokenizer.encode('<tool_call>{"arguments":{},   "name":"look"}</tool_call><|im_end|>')
     chat = Chat(tokenizer, [], [user("Go.")])
     delta = chat.extend(odd, chat.parse(odd, stopped=True), [tool("seen")])
@@ -135,7 +135,7 @@ def test_what_the_model_wrote_stays_although_the_template_would_write_it_otherwi
 
 
 @both
-def test_a_literal_end_mark_in_the_text_is_not_the_end_of_the_turn(tokenizer: ChatTokenizer) -> None:
+def test_a_typed_end_token_in_the_text_does_not_end_the_turn(tokenizer: ChatTokenizer) -> None:
     pieces = [list(text.encode()) if isinstance(tokenizer, ByteTokenizer) else tokenizer.encode(text) for text in _ODD]
     sampled = [*pieces[0], *pieces[1], *tokenizer.encode("<|im_end|>")]
     assert tokenizer.decode(sampled) == "write <|im_end|> last<|im_end|>"
@@ -150,7 +150,7 @@ def test_a_literal_end_mark_in_the_text_is_not_the_end_of_the_turn(tokenizer: Ch
 _ODD = ("write <|im_", "end|> last")
 
 
-def test_a_template_that_strips_earlier_thinking_asks_for_a_new_segment() -> None:
+def test_a_template_that_strips_earlier_thinking_requires_a_new_segment() -> None:
     tokenizer = hugging_face(FORGETFUL)
     chat = Chat(tokenizer, [], [user("Go.")])
     first = tokenizer.encode("<think>hm</think>look<|im_end|>")
@@ -162,7 +162,7 @@ def test_a_template_that_strips_earlier_thinking_asks_for_a_new_segment() -> Non
     assert chat.messages[-1] == user("Again.")
 
 
-def test_a_turn_whose_thinking_is_stripped_at_once_keeps_its_ids_and_is_extended() -> None:
+def test_a_turn_whose_thinking_is_stripped_immediately_keeps_its_ids_and_is_extended() -> None:
     tokenizer = hugging_face(FORGETFUL)
     chat = Chat(tokenizer, [], [user("Go.")])
     sampled = tokenizer.encode("<think>hm</think>look<|im_end|>")
@@ -171,7 +171,7 @@ def test_a_turn_whose_thinking_is_stripped_at_once_keeps_its_ids_and_is_extended
     assert delta.tolist() == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_a_literal_end_mark_in_thinking_that_is_stripped_does_not_hide_the_next_message() -> None:
+def test_a_typed_end_token_in_stripped_thinking_does_not_hide_the_next_message() -> None:
     tokenizer = hugging_face(FORGETFUL)
     sampled = tokenizer.encode("<think>the <|im_") + tokenizer.encode("end|> special token</think>look<|im_end|>")
     chat = Chat(tokenizer, [], [user("Go.")])
@@ -181,7 +181,7 @@ def test_a_literal_end_mark_in_thinking_that_is_stripped_does_not_hide_the_next_
 
 
 @both
-def test_every_call_gets_an_id_of_its_own_in_the_chat(tokenizer: ChatTokenizer) -> None:
+def test_every_call_in_a_chat_gets_a_unique_id(tokenizer: ChatTokenizer) -> None:
     chat = Chat(tokenizer, TOOLS, [user("Go.")])
     seen = []
     for _ in range(2):
@@ -197,7 +197,7 @@ def look(*properties: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "look", "parameters": parameters}}
 
 
-def test_first_prompts_that_differ_in_anything_are_not_taken_for_each_other() -> None:
+def test_first_prompts_that_differ_in_any_way_are_not_confused() -> None:
     told = [
         ([], [user("a"), user("b")]),
         ([], [user("ab"), user("")]),
@@ -212,7 +212,7 @@ def test_first_prompts_that_differ_in_anything_are_not_taken_for_each_other() ->
         assert Chat(REAL, tools, messages).prompt_ids().tolist() == whole
 
 
-def test_what_a_segment_does_to_its_first_prompt_does_not_reach_the_next_one() -> None:
+def test_a_segments_changes_to_its_first_prompt_do_not_affect_the_next_segment() -> None:
     first = Chat(REAL, TOOLS, [user("Go.")]).prompt_ids()
     whole = first.tolist()
     first.extend([1, 2])
@@ -221,7 +221,7 @@ def test_what_a_segment_does_to_its_first_prompt_does_not_reach_the_next_one() -
 
 
 @both
-def test_what_an_env_does_to_its_first_message_does_not_reach_the_next_chat(tokenizer: ChatTokenizer) -> None:
+def test_an_envs_changes_to_its_first_message_do_not_affect_the_next_chat(tokenizer: ChatTokenizer) -> None:
     told = user("Go far.")
     Chat(tokenizer, [], [told]).prompt_ids()
     told["content"] = "Stay."
@@ -248,7 +248,7 @@ ONE = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
         (f"<think>hm</think>\n{ONE}", call("look", at=1) | {"reasoning_content": "hm"}),
     ],
 )
-def test_what_the_model_wrote_is_read(text: str, message: Message) -> None:
+def test_model_output_is_parsed(text: str, message: Message) -> None:
     assert REAL.parse(text, TOOLS) == message
 
 
@@ -283,19 +283,19 @@ def test_no_text_makes_the_parser_raise(text: str) -> None:
 
 
 @both
-def test_half_a_character_is_encoded_as_something_and_never_raises(tokenizer: ChatTokenizer) -> None:
+def test_a_lone_surrogate_is_encoded_without_an_error(tokenizer: ChatTokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode("a\ud83db"))[::2] == "ab"
 
 
 class Shouting(HuggingFaceTokenizer):
-    """Encodes in its own way what the class above it makes arrays of."""
+    """A subclass that overrides `encode` of a tokenizer that creates id arrays."""
 
     def encode(self, text: str) -> list[int]:
         return super().encode(text.upper())
 
 
 class Handing:
-    """Stands before another tokenizer, and encodes in its own way."""
+    """A wrapper around another tokenizer that overrides `encode`."""
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
         self.inner = inner
@@ -308,7 +308,7 @@ class Handing:
 
 
 @pytest.mark.parametrize("tokenizer", [Shouting(REAL.tokenizer), Handing(REAL)], ids=["subclass", "wrapper"])
-def test_a_chat_has_the_ids_of_its_tokenizers_own_encode(tokenizer: ChatTokenizer) -> None:
+def test_a_chat_uses_its_tokenizers_own_encode(tokenizer: ChatTokenizer) -> None:
     chat = Chat(tokenizer, [], [user("Go.")])
     assert chat.prompt_ids().tolist() == REAL.encode(chat.text.upper()) != REAL.encode(chat.text)
 
@@ -318,7 +318,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
         HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())))
 
 
-def test_a_template_without_tool_calls_reads_everything_as_text() -> None:
+def test_a_template_without_tool_calls_parses_everything_as_text() -> None:
     plain = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}> {% endif %}"
     )
@@ -328,7 +328,7 @@ def test_a_template_without_tool_calls_reads_everything_as_text() -> None:
 
 
 @both
-def test_behind_a_turn_that_a_text_ended_the_template_writes_the_end_that_was_not_sampled(
+def test_after_a_stop_text_the_template_writes_the_end_that_was_not_sampled(
     tokenizer: ChatTokenizer,
 ) -> None:
     chat = Chat(tokenizer, TOOLS, [user("Go.")])
@@ -342,7 +342,7 @@ def test_behind_a_turn_that_a_text_ended_the_template_writes_the_end_that_was_no
     assert [m["content"] for m in chat.messages] == ["Go.", "a > b > STOP", "On."]
 
 
-def test_a_template_that_rewrites_a_turn_that_a_text_ended_is_rendered_anew() -> None:
+def test_a_template_that_rewrites_a_turn_ended_by_a_stop_text_is_rendered_again() -> None:
     tokenizer = hugging_face(HERMES.replace("{{ m.content }}", "{{ m.content | trim }}"))
     chat = Chat(tokenizer, [], [user("Go.")])
     chat.prompt_ids()
@@ -351,7 +351,7 @@ def test_a_template_that_rewrites_a_turn_that_a_text_ended_is_rendered_anew() ->
     assert chat.extend(sampled, reply, [user("On.")], stopped=False) is None
 
 
-def test_a_template_file_with_the_mark_of_windows_is_the_template_and_one_of_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_template_file_may_start_with_a_bom_but_must_be_text(tmp_path: Path) -> None:
     own = chat_tokenizer("tiny").tokenizer.get_chat_template()
     (tmp_path / "chat.jinja").write_bytes(b"\xef\xbb\xbf" + own.encode())
     assert template_text(tmp_path / "chat.jinja") == own

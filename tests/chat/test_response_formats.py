@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001  DeepSeek's marks are written with a fullwidth bar
+# ruff: noqa: RUF001  DeepSeek's special tokens are written with a fullwidth bar
 """Each response format: calls, reasoning and text are read back, and malformed calls keep their text."""
 
 import time
@@ -64,7 +64,7 @@ MALFORMED = {
 
 
 def tokenizer(form: str) -> HuggingFaceTokenizer:
-    """A tokenizer whose chat template writes the marks of the response format."""
+    """Return a tokenizer whose chat template writes the special tokens of the response format."""
     core = Tokenizer(
         models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
     )
@@ -85,14 +85,14 @@ def calls(message: Message) -> list[Any]:
 
 
 @pytest.mark.parametrize("form", RESPONSE_FORMATS)
-def test_a_call_is_read_with_its_arguments_cast_by_the_schema(form: str) -> None:
+def test_a_calls_arguments_are_converted_by_the_schema(form: str) -> None:
     read = tokenizer(form).parse(WRITTEN[form], TOOLS)
     assert calls(read) == [{"name": "look", "arguments": ARGUMENTS}]
     assert read["content"] == ("" if form in ("llama", "harmony") else "so")
 
 
 @pytest.mark.parametrize("form", ["hermes", "qwen_coder", "mistral", "deepseek", "glm"])
-def test_several_calls_are_read_in_their_order(form: str) -> None:
+def test_several_calls_are_parsed_in_order(form: str) -> None:
     one = WRITTEN[form].removeprefix("so").strip()
     read = tokenizer(form).parse(one + one.replace("look", "find"), TOOLS)
     assert [call["name"] for call in calls(read)] == ["look", "find"]
@@ -105,22 +105,22 @@ def test_plain_text_is_the_content(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["hermes", "qwen_coder", "deepseek", "glm"])
-def test_thinking_is_reasoning(form: str) -> None:
+def test_thinking_is_parsed_as_reasoning(form: str) -> None:
     read = tokenizer(form).parse("<think>\nhm\n</think>\n\nyes", TOOLS)
     assert read == say("yes") | {"reasoning_content": "hm"}
 
 
-def test_the_channels_of_harmony_are_told_apart() -> None:
+def test_harmonys_channels_are_distinguished() -> None:
     text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>"
     assert tokenizer("harmony").parse(text, TOOLS) == say("yes") | {"reasoning_content": "hm"}
 
 
-def test_the_fenced_calls_of_earlier_deepseeks_are_read() -> None:
+def test_fenced_calls_of_earlier_deepseek_models_are_parsed() -> None:
     text = DSEEK.format(f"function<｜tool▁sep｜>look\n```json\n{JSON}\n```")
     assert calls(tokenizer("deepseek").parse(text, TOOLS)) == [{"name": "look", "arguments": ARGUMENTS}]
 
 
-def test_a_call_of_llama_needs_no_tag() -> None:
+def test_a_llama_call_needs_no_tag() -> None:
     text = f'{{"name": "look", "parameters": {JSON}}}'
     assert calls(tokenizer("llama").parse(text, TOOLS)) == [{"name": "look", "arguments": ARGUMENTS}]
 
@@ -133,18 +133,18 @@ def test_a_malformed_call_keeps_its_text(form: str) -> None:
 
 
 TANGLED = {
-    "parameters without an end": ("qwen_coder", "<tool_call><function=look>" + "<parameter=a>" * 4000),
-    "keys without an end": ("glm", "<tool_call>look" + "<arg_key>" * 4000),
+    "unclosed parameters": ("qwen_coder", "<tool_call><function=look>" + "<parameter=a>" * 4000),
+    "unclosed keys": ("glm", "<tool_call>look" + "<arg_key>" * 4000),
     "keys without values": ("glm", "<tool_call>look" + "<arg_key>a</arg_key>" * 4000),
-    "values without an end": ("glm", "<tool_call>look" + "<arg_key>a</arg_key><arg_value>" * 4000),
+    "unclosed values": ("glm", "<tool_call>look" + "<arg_key>a</arg_key><arg_value>" * 4000),
     "values before keys": ("glm", "<tool_call>look" + "<arg_value></arg_value>" * 2000 + "<arg_key></arg_key>" * 2000),
     "blanks": ("glm", "<tool_call>look<arg_key>" + " " * 40_000),
-    "blanks behind a key": ("glm", "<tool_call>look<arg_key>a" + " " * 40_000 + "</arg_key> x"),
+    "spaces after a key": ("glm", "<tool_call>look<arg_key>a" + " " * 40_000 + "</arg_key> x"),
 }
 
 
 @pytest.mark.parametrize("what", TANGLED)
-def test_a_reply_whose_tags_have_no_end_is_malformed_and_read_in_little_time(what: str) -> None:
+def test_a_reply_with_unclosed_tags_is_malformed_and_parsed_quickly(what: str) -> None:
     form, text = TANGLED[what]
     reads, began = tokenizer(form), time.thread_time()
     read = reads.parse(text, TOOLS)
@@ -153,7 +153,7 @@ def test_a_reply_whose_tags_have_no_end_is_malformed_and_read_in_little_time(wha
 
 
 @pytest.mark.parametrize("form", ["qwen_coder", "glm"])
-def test_a_call_of_many_arguments_is_read(form: str) -> None:
+def test_a_call_with_many_arguments_is_parsed(form: str) -> None:
     one = {"qwen_coder": "<parameter=n{}>1</parameter>", "glm": "<arg_key>\nn{}\n</arg_key>\n<arg_value>1</arg_value>"}
     head, end = ("<tool_call>look", "") if form == "glm" else ("<tool_call><function=look>", "</function>")
     written = "".join(one[form].format(n) for n in range(200))
@@ -161,17 +161,17 @@ def test_a_call_of_many_arguments_is_read(form: str) -> None:
     assert calls(read) == [{"name": "look", "arguments": {f"n{n}": "1" for n in range(200)}}]
 
 
-def test_a_key_of_glm_may_hold_blanks() -> None:
+def test_a_glm_key_may_contain_spaces() -> None:
     text = "<tool_call>look<arg_key> first name </arg_key><arg_value>x</arg_value></tool_call>"
     assert calls(tokenizer("glm").parse(text, TOOLS)) == [{"name": "look", "arguments": {"first name": "x"}}]
 
 
 ODD: list[Any] = [None, 5, "x", [], [1], {}, {"at": 5}, {"at": {"type": ["integer", 5]}}, {"at": {"anyOf": 5}}]
-"""What an agent may write where a schema has its properties."""
+"""Values that an agent may write where a schema has its properties."""
 
 
 @pytest.mark.parametrize("form", RESPONSE_FORMATS)
-def test_no_schema_of_a_tool_makes_the_parser_raise(form: str) -> None:
+def test_no_tool_schema_makes_the_parser_raise(form: str) -> None:
     reads, text = tokenizer(form), WRITTEN[form].replace('"at": 3', '"at": "3"')
     schemas: list[Any] = [
         *ODD,
@@ -184,15 +184,15 @@ def test_no_schema_of_a_tool_makes_the_parser_raise(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", RESPONSE_FORMATS)
-def test_a_template_is_known_by_its_marks(form: str) -> None:
+def test_a_template_is_recognized_by_its_special_tokens(form: str) -> None:
     assert tokenizer(form).response_format == form
 
 
-def test_a_template_with_other_marks_is_of_no_family() -> None:
+def test_a_template_with_other_special_tokens_belongs_to_no_family() -> None:
     assert response_format_of("{{ messages }}") is None
 
 
-def test_what_the_tokenizer_ships_comes_first() -> None:
+def test_the_tokenizers_own_response_template_takes_precedence() -> None:
     made = tokenizer("hermes").tokenizer
     made.response_template = RESPONSE_FORMATS["glm"]
     assert calls(HuggingFaceTokenizer(made).parse(GLM, TOOLS)) == [{"name": "look", "arguments": ARGUMENTS}]
@@ -212,11 +212,11 @@ CALLED = [{"name": "look", "arguments": ARGUMENTS}]
         f" to=functions.look<|channel|>commentary <|constrain|>json<|message|>{JSON}<|call|>",
     ],
 )
-def test_a_call_of_harmony_is_read_wherever_its_recipient_stands(written: str) -> None:
+def test_a_harmony_call_is_parsed_wherever_its_recipient_is_written(written: str) -> None:
     assert calls(tokenizer("harmony").parse(written, TOOLS)) == CALLED
 
 
-def test_what_gpt_oss_says_before_a_call_and_all_its_thoughts_are_kept() -> None:
+def test_gpt_oss_text_before_a_call_and_all_its_reasoning_are_kept() -> None:
     thought = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
     said = "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"
     read = tokenizer("harmony").parse(f"{thought.format('a')}{thought.format('b')}{said}{WRITTEN['harmony']}", TOOLS)
@@ -225,11 +225,11 @@ def test_what_gpt_oss_says_before_a_call_and_all_its_thoughts_are_kept() -> None
     assert calls(read) == CALLED
 
 
-def test_text_outside_of_every_channel_is_not_lost() -> None:
+def test_text_outside_every_channel_is_not_lost() -> None:
     assert tokenizer("harmony").parse("just text", TOOLS) == say("just text")
 
 
-def test_a_call_to_what_is_no_function_is_a_call_all_the_same() -> None:
+def test_a_call_to_an_unknown_function_is_still_a_call() -> None:
     text = (
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=browser.search<|channel|>commentary<|message|>{}"
     )
@@ -237,25 +237,25 @@ def test_a_call_to_what_is_no_function_is_a_call_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("tools", [TOOLS, []], ids=["tools", "no_tools"])
-def test_an_answer_in_json_is_no_call_of_llama(tools: list[dict[str, Any]]) -> None:
+def test_a_json_answer_is_not_a_llama_call(tools: list[dict[str, Any]]) -> None:
     for text in ('{"name": "Bob", "age": 3}', 'A person is {"name": "Bob"}, ok'):
         assert tokenizer("llama").parse(text, tools) == say(text)
 
 
-def test_bare_json_is_a_call_of_llama_only_where_tools_are_offered() -> None:
+def test_bare_json_is_a_llama_call_only_if_tools_are_offered() -> None:
     text = '{"name": "Bob", "parameters": {}}'
     assert tokenizer("llama").parse(text, []) == say(text)
     assert calls(tokenizer("llama").parse(text, TOOLS)) == [{"name": "Bob", "arguments": {}}]
 
 
-def test_a_mistral_call_with_an_id_is_read_with_its_id() -> None:
+def test_a_mistral_call_keeps_its_id() -> None:
     read = tokenizer("mistral").parse(f"[TOOL_CALLS]look[CALL_ID]aB3dE6gH9[ARGS]{JSON}", TOOLS)
     assert calls(read) == CALLED
     assert read["tool_calls"][0]["id"] == "aB3dE6gH9"
     assert "id" not in tokenizer("mistral").parse(WRITTEN["mistral"], TOOLS)["tool_calls"][0]
 
 
-def test_calls_of_mistral_in_a_list_keep_the_ids_that_the_model_wrote() -> None:
+def test_mistral_calls_in_a_list_keep_the_ids_that_the_model_wrote() -> None:
     one = '{{"name": "look", "arguments": {{}}, "id": "{}"}}'
     made = f"[TOOL_CALLS] [{one.format('aB3dE6gH9')}, {one.format('short')}, " + '{"name": "look", "arguments": {}}]'
     read = tokenizer("mistral_list").parse(made, TOOLS)
@@ -271,18 +271,18 @@ def test_calls_of_mistral_in_a_list_keep_the_ids_that_the_model_wrote() -> None:
         ("qwen_coder", "<tool_call>\n<function=look>\n<parameter=what>\nx\n</function>\n</tool_call>"),
     ],
 )
-def test_a_call_that_was_cut_off_within_an_argument_is_malformed(form: str, text: str) -> None:
+def test_a_call_cut_off_inside_an_argument_is_malformed(form: str, text: str) -> None:
     read = tokenizer(form).parse(text, TOOLS)
     assert read["content"] == text
     assert calls(read) == [{"name": "", "arguments": text}]
 
 
-def test_a_call_that_was_cut_off_behind_its_arguments_is_read() -> None:
+def test_a_call_cut_off_after_its_arguments_is_parsed() -> None:
     assert calls(tokenizer("qwen_coder").parse(CODER.removesuffix("\n</tool_call>"), TOOLS)) == CALLED
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '"\\ud83d"', '{"\\ud83d": 1}', "9" * 400 + ".0"])
-def test_what_no_tool_can_be_given_is_a_malformed_call(value: str) -> None:
+def test_arguments_that_no_tool_can_take_make_a_call_malformed(value: str) -> None:
     body = f'{{"name": "look", "arguments": {{"at": {value}}}}}'
     for made in (tokenizer("hermes"), ByteTokenizer()):
         read = made.parse(f"<tool_call>\n{body}\n</tool_call>", TOOLS)
@@ -291,20 +291,20 @@ def test_what_no_tool_can_be_given_is_a_malformed_call(value: str) -> None:
 
 
 def opened_with(form: str, more: str) -> HuggingFaceTokenizer:
-    """A tokenizer whose template opens the assistant's turn with more than the form's anchor."""
+    """Return a tokenizer whose template opens the assistant's turn with more than the format's anchor."""
     made = tokenizer(form).tokenizer
     anchor = RESPONSE_FORMATS[form]["start_anchor"]
     made.chat_template = made.chat_template.replace(anchor, anchor + more)
     return HuggingFaceTokenizer(made)
 
 
-def test_what_the_template_opens_the_turn_with_is_no_part_of_the_answer() -> None:
+def test_text_with_which_the_template_opens_the_turn_is_not_part_of_the_answer() -> None:
     closed = opened_with("deepseek", "</think>")
     assert closed.parse("4", []) == say("4")
     assert calls(closed.parse(WRITTEN["deepseek"], TOOLS)) == CALLED
 
 
-def test_an_opened_thought_is_no_answer_and_a_call_in_it_is_not_made() -> None:
+def test_an_unclosed_thought_is_not_an_answer_and_a_call_in_it_is_not_made() -> None:
     thinking = opened_with("hermes", "<think>\n")
     for text in ("never closed", WRITTEN["hermes"]):
         assert thinking.parse(text, TOOLS) == say("") | {"reasoning_content": text.strip()}

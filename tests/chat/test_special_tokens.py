@@ -47,7 +47,7 @@ def byte_level(*, prefix: bool = False) -> HuggingFaceTokenizer:
 
 
 def sentencepiece_like() -> HuggingFaceTokenizer:
-    """Words with a space put before the whole text, and bytes for what is in no word."""
+    """Return a tokenizer of words that puts a space before the text and encodes unknown text as bytes."""
     vocab = {token: n for n, token in enumerate(["<unk>", *(f"<0x{n:02X}>" for n in range(256)), "▁", *"abcimnt<|>_"])}
     core = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     core.normalizer = normalizers.Replace(" ", "▁")
@@ -66,7 +66,7 @@ every = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS
 
 
 def special_tokens(tokenizer: ChatTokenizer, ids: Sequence[int]) -> tuple[int, int]:
-    """How many turns the ids open and close."""
+    """Return how many turns the ids open and close."""
     (start,), (end,) = (tokenizer.encode(special)[-1:] for special in (START, END))
     return [*ids].count(start), [*ids].count(end)
 
@@ -80,7 +80,7 @@ def tool(text: str) -> Message:
 
 
 class Look(ag.ToolEnv[ag.Task]):
-    """A tool that forges turns."""
+    """An env whose tool forges turns."""
 
     @ag.tool
     def look(self) -> str:
@@ -89,12 +89,12 @@ class Look(ag.ToolEnv[ag.Task]):
 
     @ag.reward
     def right(self) -> float:
-        """Always."""
+        """Return 1."""
         return 1.0
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZERS["bytes"], TOKENIZERS["byte_level"]], ids=["bytes", "byte_level"])
-def test_a_tools_result_forges_no_turn(tokenizer: ChatTokenizer) -> None:
+def test_a_tools_result_cannot_forge_a_turn(tokenizer: ChatTokenizer) -> None:
     task = ag.Task(id="t", prompt=(user("go"),))
     rollout = asyncio.run(ag.rollout(Look, task, Scripted([call("look"), say("done")], tokenizer=tokenizer)))
     (segment,) = rollout.segments
@@ -112,23 +112,23 @@ def test_text_from_a_user_or_a_tool_never_becomes_a_special_token(tokenizer: Cha
 
 
 @every
-def test_the_same_holds_for_what_is_appended_to_a_chat(tokenizer: ChatTokenizer) -> None:
+def test_text_appended_to_a_chat_never_becomes_a_special_token(tokenizer: ChatTokenizer) -> None:
     chat = Chat(tokenizer, [], [user("go")])
-    for n in range(12):  # what is remembered of a turn is used from the second on
+    for n in range(12):  # the cached turn is used from the second on
         delta = chat.extend(tokenizer.encode(f"ok{END}"), say("ok"), [tool(FORGED if n % 3 else "seen")])
         assert delta is not None
         assert special_tokens(tokenizer, delta) == (2, 1)
 
 
 @every
-def test_a_special_token_that_the_model_typed_in_letters_stays_letters_in_a_new_segment(
+def test_a_special_token_that_the_model_typed_stays_text_in_a_new_segment(
     tokenizer: ChatTokenizer,
 ) -> None:
     typed = Chat(tokenizer, [], [user("go"), say(f"a {END} b"), user("and?")]).prompt_ids()
     assert special_tokens(tokenizer, typed) == (4, 3)
 
 
-def test_the_special_tokens_of_calls_and_thoughts_stay_what_they_are_in_prompts_and_replies() -> None:
+def test_special_tokens_of_calls_and_reasoning_are_kept_in_prompts_and_replies() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     (one,) = tokenizer.encode(CALL)
     system = Message(role="system", content=f"Write {CALL}.")
@@ -136,7 +136,7 @@ def test_the_special_tokens_of_calls_and_thoughts_stay_what_they_are_in_prompts_
     assert Chat(tokenizer, [], [user(f"Write {CALL}.")]).prompt_ids().count(one) == 0
 
 
-def test_names_arguments_and_schemas_are_contents_too() -> None:
+def test_names_arguments_and_schemas_never_become_special_tokens() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     reply = call(f"look{START}", **{END: [START, {"type": END, "role": START}]})
     schema = {"type": "function", "function": {"name": "look", "description": FORGED, "parameters": {}}}
@@ -144,7 +144,7 @@ def test_names_arguments_and_schemas_are_contents_too() -> None:
     assert special_tokens(tokenizer, ids) == (4, 3)
 
 
-def test_halves_of_a_special_token_in_two_contents_do_not_make_one() -> None:
+def test_halves_of_a_special_token_in_two_contents_do_not_form_one() -> None:
     core = byte_level().tokenizer
     core.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}|>{% endif %}"
     tokenizer = HuggingFaceTokenizer(core)
@@ -170,7 +170,7 @@ def test_any_text_is_kept_and_opens_no_turn(tokenizer: ChatTokenizer, text: str)
 
 @settings(deadline=None)
 @given(text=st.text(st.sampled_from("ab <|>_\né"), max_size=30))
-def test_text_without_special_tokens_has_the_ids_that_the_template_gives_it(text: str) -> None:
+def test_text_without_special_tokens_has_the_templates_ids(text: str) -> None:
     tokenizer = TOKENIZERS["byte_level"]
     assert isinstance(tokenizer, HuggingFaceTokenizer)
     whole = tokenizer.tokenizer.apply_chat_template(
@@ -180,7 +180,7 @@ def test_text_without_special_tokens_has_the_ids_that_the_template_gives_it(text
 
 
 @given(text=st.text(st.sampled_from(["a", "b", BREAK, "<", "x"])))
-def test_breaks_come_off_again(text: str) -> None:
+def test_inserted_breaks_are_removed_again(text: str) -> None:
     assert unbroken(SpecialTokens(["aba", "<x", "x"]).text(text, "user"))[0] == text
 
 
@@ -189,7 +189,7 @@ def test_overlapping_special_tokens_are_all_broken() -> None:
     assert "aba" not in shown
 
 
-def test_a_special_token_of_one_letter_that_nothing_else_spells_is_refused() -> None:
+def test_a_special_token_of_one_letter_that_cannot_be_spelled_otherwise_is_refused() -> None:
     core = Tokenizer(models.WordLevel({"[UNK]": 0, "go": 1}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     core.add_tokens([AddedToken("[UNK]", special=True, normalized=False)])
@@ -200,7 +200,7 @@ def test_a_special_token_of_one_letter_that_nothing_else_spells_is_refused() -> 
 
 
 @every
-def test_half_a_character_is_the_replacement_character_everywhere(tokenizer: ChatTokenizer) -> None:
+def test_a_lone_surrogate_is_the_replacement_character_everywhere(tokenizer: ChatTokenizer) -> None:
     assert tokenizer.encode("a\ud83db") == tokenizer.encode("a\ufffdb")
     half, whole = ([user(f"a{c}b"), say(c)] for c in ("\ud83d", "\ufffd"))
     assert Chat(tokenizer, [], half).prompt_ids() == Chat(tokenizer, [], whole).prompt_ids()

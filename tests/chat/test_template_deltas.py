@@ -1,4 +1,4 @@
-"""What is remembered of a template shows what a whole render shows, whatever the template does with contents."""
+"""A cached template delta equals a full render, whatever the template does with contents."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -68,7 +68,7 @@ def tokenizer(template: str) -> HuggingFaceTokenizer:
 
 
 class Forgetful(TemplateDeltaCache):
-    """Renders everything, every time."""
+    """A cache that renders everything every time."""
 
     def recall(self, shape: Hashable, new: Sequence[Message], short: Any) -> str | None:
         return None
@@ -96,13 +96,13 @@ answers = st.lists(
 @pytest.mark.parametrize("template", TEMPLATES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(turns=st.lists(st.tuples(replies, answers), min_size=1, max_size=10), tools=st.booleans())
-def test_a_remembered_turn_is_a_whole_render(
+def test_a_cached_turn_equals_a_full_render(
     template: str, turns: list[tuple[Message, list[Message]]], tools: bool
 ) -> None:
     offered: list[dict[str, Any]] = [{"type": "function", "function": {"name": "look"}}] if tools else []
     quick, slow = tokenizer(template), tokenizer(template)
     template_of(slow).deltas = Forgetful()
-    for _ in range(2):  # the second time what was learned is used
+    for _ in range(2):  # the second time, the cache is used
         first = [Message(role="user", content="Go.")]
         mine, theirs = Chat(quick, offered, first), Chat(slow, offered, first)
         assert mine.prompt_ids() == theirs.prompt_ids()
@@ -120,7 +120,7 @@ def extended(chat: Chat, contents: Sequence[str]) -> list[str | None]:
 
 
 @pytest.mark.parametrize("form", ["answer {}", 'File "a.py", line {}\n\tx = {{"y": [1]}} & <b>\'c\'', "{}|im_start"])
-def test_a_shape_is_rendered_whole_only_to_prove_it(form: str) -> None:
+def test_a_shape_is_fully_rendered_only_to_verify_it(form: str) -> None:
     quick = tokenizer("plain")
     renders = 0
     render = quick.render
@@ -132,11 +132,11 @@ def test_a_shape_is_rendered_whole_only_to_prove_it(form: str) -> None:
 
     quick.render = counting  # type: ignore[method-assign]
     extended(Chat(quick, [], [Message(role="user", content="Go.")]), [form.format(n) for n in range(200)])
-    assert renders < 60  # 200 turns cost 400 whole renders otherwise
+    assert renders < 60  # otherwise 200 turns would need 400 full renders
 
 
 @pytest.mark.parametrize("template", ["looking_by_a_name", "replacing", "escaping"])
-def test_text_that_a_template_may_look_for_or_escape_is_never_filled_in(template: str) -> None:
+def test_text_that_a_template_may_search_for_or_escape_is_never_filled_in(template: str) -> None:
     quick, slow = tokenizer(template), tokenizer(template)
     template_of(slow).deltas = Forgetful()
     texts = ['plain "quotes" {1}'] * 5 + ["with <x> in it"] + ['plain "quotes" {1}'] * 5
@@ -144,7 +144,7 @@ def test_text_that_a_template_may_look_for_or_escape_is_never_filled_in(template
     assert extended(Chat(quick, [], first), texts) == extended(Chat(slow, [], first), texts)
 
 
-def test_a_mark_in_the_midst_of_code_stays_broken() -> None:
+def test_a_special_token_inside_code_stays_broken_up() -> None:
     chat = Chat(tokenizer("plain"), [], [Message(role="user", content="Go.")])
     ids = chat.tokenizer.encode(f"ok{END}")
     for text in ["x = {1}"] * 10 + [f'print("{END}")']:
@@ -153,7 +153,7 @@ def test_a_mark_in_the_midst_of_code_stays_broken() -> None:
     assert added.count(chat.tokenizer.encode(END)[0]) == 1
 
 
-def test_a_template_that_looks_at_the_position_is_caught_by_a_later_proof() -> None:
+def test_a_template_that_depends_on_the_position_is_caught_by_a_later_check() -> None:
     late = PLAIN.replace("SHOWN", "{% if loop.index0 > 20 %}late {% endif %}{{ m.content }}")
     TEMPLATES["late"] = late
     chat = Chat(tokenizer("late"), [], [Message(role="user", content="Go.")])
@@ -162,7 +162,7 @@ def test_a_template_that_looks_at_the_position_is_caught_by_a_later_proof() -> N
     assert all("late" in str(text) for text in shown[40:])
 
 
-def test_what_further_back_will_be_stripped_is_a_shape_of_its_own() -> None:
+def test_a_turn_that_will_be_stripped_later_is_a_separate_shape() -> None:
     quick = tokenizer("forgetting")
     ids, ask = quick.encode(f"ok{END}"), [Message(role="user", content="And?")]
     plain = Chat(quick, [], [Message(role="user", content="Go.")])
@@ -181,7 +181,7 @@ def test_an_empty_answer_does_not_hide_later_ones() -> None:
     assert ["seen" in str(text) for text in shown] == [False] * 4 + [True, False, True]
 
 
-def test_a_wrong_skeleton_is_never_used_again() -> None:
+def test_a_wrong_template_skeleton_is_never_used_again() -> None:
     new = [Message(role="tool", content="57")]
     known = KnownTemplate(MessageTemplate(("<", ">"), ((0, "content"),)), short=False)
     known.check(new, lambda _: None, "<57>")
@@ -190,7 +190,7 @@ def test_a_wrong_skeleton_is_never_used_again() -> None:
     assert known.template is None
 
 
-def test_the_shapes_that_are_remembered_are_bounded() -> None:
+def test_the_number_of_cached_shapes_is_bounded() -> None:
     deltas = TemplateDeltaCache()
     for n in range(3000):
         deltas.learn(n, [], "x", lambda _: "x", lambda _: "x")
@@ -203,7 +203,7 @@ TEXT = st.lists(st.sampled_from([START, END, " ", "\n", "a", "é", " b", "1", "<
 @pytest.mark.parametrize("mark", [{}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}], ids=str)
 @settings(deadline=None)
 @given(text=TEXT)
-def test_pieces_are_encoded_as_the_whole_text_is(mark: dict[str, bool], text: str) -> None:
+def test_pieces_are_encoded_like_the_whole_text(mark: dict[str, bool], text: str) -> None:
     core = CORES.setdefault(str(mark), trained(**mark))
     pieces = SpecialTokenSplitter(core)
     whole = core.encode(text, add_special_tokens=False).ids
@@ -214,7 +214,7 @@ def test_pieces_are_encoded_as_the_whole_text_is(mark: dict[str, bool], text: st
 CORES: dict[str, Tokenizer] = {}
 
 
-def test_a_tokenizer_that_treats_the_beginning_of_a_text_in_its_own_way_encodes_it_whole() -> None:
+def test_a_tokenizer_that_treats_a_texts_start_differently_encodes_it_whole() -> None:
     core = trained()
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     text = f"a{END}b"
@@ -223,11 +223,11 @@ def test_a_tokenizer_that_treats_the_beginning_of_a_text_in_its_own_way_encodes_
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, CORE.get_vocab_size() + 3), max_size=12))
-def test_ids_are_decoded_as_the_tokenizer_decodes_them(ids: list[int]) -> None:
+def test_ids_are_decoded_as_by_the_tokenizer(ids: list[int]) -> None:
     assert Decoder(CORE).decode(ids) == CORE.decode(ids, skip_special_tokens=False)
 
 
-def test_ids_that_stand_for_no_bytes_are_left_to_the_tokenizer() -> None:
+def test_ids_without_bytes_are_left_to_the_tokenizer() -> None:
     core = trained()
     core.decoder = decoders.Metaspace()
     assert Decoder(core).decode([5, 6]) == core.decode([5, 6], skip_special_tokens=False)
@@ -261,7 +261,7 @@ CASTS = [
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(BITS), max_size=5).map("".join), st.sampled_from([[], CASTS]))
-def test_the_short_way_of_reading_calls_reads_what_the_long_way_reads(text: str, tools: list[dict[str, Any]]) -> None:
+def test_the_fast_parser_of_calls_agrees_with_the_full_one(text: str, tools: list[dict[str, Any]]) -> None:
     short = plain_hermes(text, tools)
     if short is not None:
         long = LONG.tokenizer.parse_response(text, LONG.response_template, prefix=LONG.opening, tools=tools or None)
@@ -271,7 +271,7 @@ def test_the_short_way_of_reading_calls_reads_what_the_long_way_reads(text: str,
 LONG = tokenizer("plain")
 
 
-def test_what_models_write_most_is_read_the_short_way() -> None:
+def test_the_most_common_outputs_use_the_fast_parser() -> None:
     assert plain_hermes(f"so:\n{CALL}\n{CALL}", CASTS) is not None
     assert plain_hermes("an answer", CASTS) == say("an answer")
     assert LONG.parse(CALL.replace("1", '"1"'), CASTS) == call("look", at=1)

@@ -1,4 +1,4 @@
-"""What the doctor finds in a chat template, on templates that each have one fault."""
+"""The doctor's findings about a chat template, on templates that have one fault each."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ ALL = ["appends text", "appends tools", "appends thought", "separators", "tool c
 
 
 class ForgetsThoughts(ByteTokenizer):
-    """Shows a thought until the next user message."""
+    """A template that shows thinking until the next user message."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         last = max(i for i, m in enumerate(messages) if m["role"] == "user")
@@ -28,7 +28,7 @@ class ForgetsThoughts(ByteTokenizer):
 
 
 class Numbers(ByteTokenizer):
-    """Says at the top how many messages there are."""
+    """A template that starts with the number of messages."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         return f"{len(messages)} messages\n" + super().render(messages, tools, generation=generation)
@@ -38,7 +38,7 @@ JOINED = 300
 
 
 class NoSeparator(ByteTokenizer):
-    """Its encoding joins the newline behind a turn with the mark before it."""
+    """A tokenizer that joins the newline after a turn with the special token before it."""
 
     def encode(self, text: str) -> list[int]:
         joined: list[int] = []
@@ -54,7 +54,7 @@ class NoSeparator(ByteTokenizer):
 
 
 class OtherCalls(ByteTokenizer):
-    """Writes calls in a way that nobody reads."""
+    """A template that writes calls in an unknown format."""
 
     def _body(self, message: Message) -> str:
         return str(message["content"]) + "".join(
@@ -63,7 +63,7 @@ class OtherCalls(ByteTokenizer):
 
 
 class Refuses(ByteTokenizer):
-    """Knows no tools."""
+    """A template without tool support."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         if tools:
@@ -72,7 +72,7 @@ class Refuses(ByteTokenizer):
 
 
 class NextEnds(ByteTokenizer):
-    """A turn is ended by the mark of who speaks next, and begins with an empty thought."""
+    """A template that ends a turn with the next speaker's token and starts it with an empty thought."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         head = "".join(json.dumps(tool) + "\n" for tool in tools)
@@ -87,7 +87,7 @@ class NextEnds(ByteTokenizer):
 
 
 class LeavesItsOpening(ByteTokenizer):
-    """Reads every answer with a piece of the opening before it."""
+    """A parser that keeps a piece of the opening before every answer."""
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         read = super().parse(text, tools)
@@ -112,7 +112,7 @@ class LeavesItsOpening(ByteTokenizer):
     ],
     ids=lambda given: type(given).__name__,
 )
-def test_a_fault_is_found_and_said(tokenizer: ByteTokenizer, faults: dict[str, str]) -> None:
+def test_a_template_fault_is_found_and_reported(tokenizer: ByteTokenizer, faults: dict[str, str]) -> None:
     traits = list(check_template(tokenizer))
     assert [trait.name for trait in traits] == ALL
     assert {trait.name for trait in traits if not trait.ok} == faults.keys()

@@ -1,4 +1,4 @@
-"""The bytes of single tokens: put together they are the text that the tokenizer decodes."""
+"""The bytes of single tokens: concatenated, they are the text that the tokenizer decodes."""
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -15,7 +15,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=60, deadline=None)
 @given(text=TEXTS | st.sampled_from(["<|im_start|>user\nhi<|im_end|>\n", "a 😀 b", "中文 é"]))
-def test_the_bytes_of_the_tokens_of_a_text_are_the_text(name: str, text: str) -> None:
+def test_the_bytes_of_a_texts_tokens_form_the_text(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode(text)
     known = bytes_by_model(Scripted([say("x")], tokenizer=tokenizer), {})("", ids)
@@ -23,9 +23,9 @@ def test_the_bytes_of_the_tokens_of_a_text_are_the_text(name: str, text: str) ->
     assert joined == tokenizer.decode(ids)
 
 
-def test_a_tokenizer_that_knows_no_bytes_is_asked_for_the_text_of_each_token() -> None:
+def test_a_tokenizer_without_token_bytes_decodes_each_token() -> None:
     class Plain:
-        """A tokenizer of a user's, with what the protocol asks for."""
+        """A user's tokenizer with only what the protocol requires."""
 
         def decode(self, token_ids: list[int]) -> str:
             return {7: "seven", 8: "\ud800"}[token_ids[0]]
@@ -35,7 +35,7 @@ def test_a_tokenizer_that_knows_no_bytes_is_asked_for_the_text_of_each_token() -
     assert known("", [7, 8]) == {7: b"seven", 8: b"?"}
 
 
-def test_each_model_has_its_own_tokenizer_and_unknown_ones_none() -> None:
+def test_each_model_has_its_own_tokenizer_and_unknown_models_have_none() -> None:
     policy = Scripted([say("x")], tokenizer=TOKENIZERS["byte_level"])
     judge = Scripted([say("x")])
     known = bytes_by_model(policy, {"judge": judge})
@@ -44,7 +44,7 @@ def test_each_model_has_its_own_tokenizer_and_unknown_ones_none() -> None:
     assert known("stranger", [104]) == {}
 
 
-def test_ids_that_there_are_not_are_left_out() -> None:
+def test_nonexistent_ids_are_left_out() -> None:
     known = bytes_by_model(Scripted([say("x")], tokenizer=TOKENIZERS["byte_level"]), {})
     assert known("", [1 << 20]) == {}
     known = bytes_by_model(Scripted([say("x")], tokenizer=TOKENIZERS["sentencepiece"]), {})

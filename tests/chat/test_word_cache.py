@@ -1,4 +1,4 @@
-"""WordCache looked up in a table have the ids that the tokenizer gives the whole text."""
+"""Words looked up in a table have the same ids as the tokenizer gives them in the whole text."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ LLAMA = QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
 def split(pattern: str, **settings: Any) -> pre_tokenizers.PreTokenizer:
-    """As the large models cut: by a pattern, and then into bytes."""
+    """Return a pre-tokenizer that splits like large models: by a pattern, and then into bytes."""
     cut = pre_tokenizers.Split(Regex(pattern), **{"behavior": "isolated"} | settings)
     return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -72,7 +72,7 @@ def test_unusual_texts_are_left_to_the_tokenizer(text: str) -> None:
     assert words.encode(text) is None
 
 
-def test_a_word_that_came_before_is_not_encoded_again() -> None:
+def test_a_known_word_is_not_encoded_again() -> None:
     core = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
     words = WordCache.of(core)
     assert words is not None
@@ -96,9 +96,9 @@ def test_the_words_of_a_long_text_have_the_ids_of_the_whole_text() -> None:
 
 
 UNKNOWN = {
-    "a space put before": trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "a prepended space": trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "two splits": trained(pre_tokenizers.Sequence([pre_tokenizers.Digits(), *[split(QWEN)]])),
-    "a pattern that is thrown away": trained(split(r"\s+", behavior="removed")),
+    "a discarded pattern": trained(split(r"\s+", behavior="removed")),
     "lower case": trained(split(QWEN), normalizers.Lowercase()),
     "no bytes": trained(pre_tokenizers.Whitespace()),
     "nothing": Tokenizer(models.BPE()),
@@ -107,28 +107,28 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("why", UNKNOWN)
-def test_a_tokenizer_whose_words_cannot_be_told_has_none(why: str) -> None:
+def test_a_tokenizer_whose_word_boundaries_are_unknown_has_no_cache(why: str) -> None:
     assert WordCache.of(UNKNOWN[why]) is None
 
 
-def test_a_pattern_that_leaves_text_over_is_found_out() -> None:
+def test_a_pattern_that_skips_text_is_detected() -> None:
     assert WordCache.of(trained(split(r"\p{L}+"))) is None
 
 
-def test_a_tokenizer_that_drops_merges_at_random_has_no_table() -> None:
+def test_a_tokenizer_that_drops_merges_at_random_has_no_cache() -> None:
     core = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
     core.model.dropout = 0.5
     assert WordCache.of(core) is None
 
 
-def test_a_mark_inside_of_a_piece_is_still_a_mark() -> None:
+def test_an_added_token_inside_a_piece_is_still_recognized() -> None:
     core = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
     core.add_tokens([AddedToken("sum", special=False, normalized=True)])
     assert SpecialTokenSplitter(core).words is None
     assert SpecialTokenSplitter(core).encode("the sum<|end|>").tolist() == core.encode("the sum<|end|>").ids
 
 
-def test_long_words_are_not_remembered_so_that_the_table_stays_small() -> None:
+def test_long_words_are_not_cached_so_that_the_table_stays_small() -> None:
     words = WordCache.of(trained(pre_tokenizers.ByteLevel(add_prefix_space=False)))
     assert words is not None
     before = len(words.ids)
@@ -138,10 +138,10 @@ def test_long_words_are_not_remembered_so_that_the_table_stays_small() -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"\p{Han}+|\p{L}+", r"\p{Lo}+|.", r"[\p{Lo}\p{M}]+|."])
-def test_a_pattern_is_not_written_for_ascii_where_a_class_of_it_has_none(pattern: str) -> None:
+def test_a_pattern_with_a_class_without_an_ascii_form_is_not_rewritten(pattern: str) -> None:
     assert _ascii(pattern) is None
 
 
 @pytest.mark.parametrize("pattern", [QWEN, LLAMA, GPT4O])
-def test_the_patterns_of_large_models_are_written_for_ascii(pattern: str) -> None:
+def test_the_patterns_of_large_models_are_rewritten_for_ascii(pattern: str) -> None:
     assert _ascii(pattern) is not None

@@ -1,4 +1,4 @@
-"""An engine takes an adapter from the folder that a run wrote."""
+"""Engines load an adapter from the folder that a run wrote."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ IDS = [1, 2, 3, 4]
 
 
 def adapter_of(engine: TransformersEngine) -> Adapter:
-    """An adapter of the first layer's queries that moves every log-probability."""
+    """Return an adapter of the first layer's queries that changes every log-probability."""
     weight = engine._opened().policy.model.model.layers[0].self_attn.q_proj.weight
     draw = torch.Generator().manual_seed(0)
     name = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -47,7 +47,7 @@ async def test_the_local_engine_reads_a_saved_adapter_from_its_folder(kind: Any,
     assert not np.allclose(found, base)
 
 
-async def test_what_is_no_adapter_and_no_folder_of_one_is_refused() -> None:
+async def test_an_invalid_adapter_or_folder_is_refused() -> None:
     async with over(Peer(sglang())) as engine:
         with pytest.raises(ValueError, match="adapter: 'nowhere' has no adapter_config"):
             await engine.load_adapter("nowhere", version=1)
@@ -58,7 +58,7 @@ async def test_what_is_no_adapter_and_no_folder_of_one_is_refused() -> None:
         assert engine.version == 0
 
 
-async def test_an_sglang_engine_sends_what_the_folder_holds(tmp_path: Path) -> None:
+async def test_an_sglang_engine_sends_the_folders_adapter(tmp_path: Path) -> None:
     loaded: list[Any] = []
 
     async def load(payload: Any) -> None:
@@ -71,7 +71,7 @@ async def test_an_sglang_engine_sends_what_the_folder_holds(tmp_path: Path) -> N
     assert loaded == [{"r": 1}]
 
 
-def test_a_folder_without_an_adapter_is_refused_and_a_run_names_its_own(tmp_path: Path) -> None:
+def test_a_folder_without_an_adapter_is_refused_and_a_run_folder_names_its_adapter(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no adapter_config\.json and no adapter_model\.safetensors$"):
         read_adapter(tmp_path)
     write_adapter(Adapter(config={"r": 1}, tensors={"a": np.zeros(1)}), tmp_path / "adapter")

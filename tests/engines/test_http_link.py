@@ -1,4 +1,4 @@
-"""One HTTP connection, against what a server may send, however its bytes are cut."""
+"""One HTTP connection against everything that a server may send, however its bytes are split."""
 
 import asyncio
 import ssl
@@ -26,7 +26,7 @@ EMPTY = b"HTTP/1.1 204 No Content\r\nServer: x\r\n\r\n"
 
 @asynccontextmanager
 async def served(play: Play) -> AsyncIterator[str]:
-    """The URL of a server that plays every connection."""
+    """Yield the URL of a server that handles every connection with `play`."""
     tasks: set[asyncio.Task[None]] = set()
     writers: list[asyncio.StreamWriter] = []
 
@@ -43,25 +43,25 @@ async def served(play: Play) -> AsyncIterator[str]:
     server = await asyncio.start_server(begin, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        for _ in range(10):  # a connection may be half accepted, and its socket nobody's yet
+        for _ in range(10):  # a connection may be half accepted, and nothing owns its socket yet
             await asyncio.sleep(0.001)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    for writer in writers:  # also of a task that was cancelled before it began
+    for writer in writers:  # also of a task that was cancelled before it started
         writer.transport.abort()
     await asyncio.sleep(0)
 
 
 async def request(reader: asyncio.StreamReader) -> bytes:
-    """The body of the next request."""
+    """Return the body of the next request."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     (length,) = [line.partition(":")[2] for line in head.split("\r\n") if line.startswith("Content-Length")]
     return await reader.readexactly(int(length))
 
 
 class Wire(asyncio.Transport):
-    """A transport without a socket: what is written is kept."""
+    """A transport without a socket that stores the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ async def linked() -> tuple[HttpLink, Wire]:
         pytest.param(EMPTY, b"", id="empty"),
     ],
 )
-async def test_an_answer_is_the_same_wherever_its_bytes_are_cut(sent: bytes, body: bytes) -> None:
+async def test_an_answer_is_the_same_wherever_its_bytes_are_split(sent: bytes, body: bytes) -> None:
     link, wire = await linked()
     for cut in range(len(sent) + 1):
         asked = link.ask(b"HEAD", b"BODY")
@@ -115,7 +115,7 @@ async def test_an_answer_is_the_same_wherever_its_bytes_are_cut(sent: bytes, bod
 
 @pytest.mark.parametrize("junk", [PLAIN, b"x", b"\r\n", b"HTTP/1.1 408 Request Timeout\r\n\r\n"])
 @pytest.mark.parametrize("sent", [PLAIN, CHUNKED, EMPTY], ids=["plain", "chunks", "empty"])
-async def test_what_nobody_asked_for_makes_a_connection_unusable(sent: bytes, junk: bytes) -> None:
+async def test_unexpected_bytes_make_a_connection_unusable(sent: bytes, junk: bytes) -> None:
     for parts in ([sent + junk], [sent, junk], [sent[:-1], sent[-1:] + junk]):
         link, wire = await linked()
         asked = link.ask(b"", b"")
@@ -160,7 +160,7 @@ async def test_what_nobody_asked_for_makes_a_connection_unusable(sent: bytes, ju
         pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"x" * (1 << 16) + b"\r\n\r\n", id="long_head_at_once"),
     ],
 )
-async def test_garbage_is_a_wire_error_and_the_connection_is_done_with(sent: bytes) -> None:
+async def test_garbage_is_a_wire_error_and_ends_the_connection(sent: bytes) -> None:
     for size in (len(sent), 1000, 1 if len(sent) < 1000 else 100):
         link, _ = await linked()
         asked = link.ask(b"", b"")
@@ -172,7 +172,7 @@ async def test_garbage_is_a_wire_error_and_the_connection_is_done_with(sent: byt
         assert not link.usable
 
 
-async def test_an_answer_that_breaks_off_is_an_os_error_wherever_it_does() -> None:
+async def test_an_answer_that_breaks_off_anywhere_is_an_os_error() -> None:
     for sent in (PLAIN, CHUNKED, CONTINUED):
         for cut in range(len(sent)):
             link, _ = await linked()
@@ -185,7 +185,7 @@ async def test_an_answer_that_breaks_off_is_an_os_error_wherever_it_does() -> No
                 await asked
 
 
-async def test_an_answer_without_a_length_ends_with_the_connection_and_only_by_the_servers_doing() -> None:
+async def test_an_answer_without_a_length_ends_only_when_the_server_closes_the_connection() -> None:
     for by_server in (True, False):
         link, _ = await linked()
         asked = link.ask(b"", b"")
@@ -211,7 +211,7 @@ async def test_an_answer_without_a_length_ends_with_the_connection_and_only_by_t
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", False),
     ],
 )
-async def test_a_connection_stays_open_as_the_server_says(sent: bytes, keep: bool) -> None:
+async def test_a_connection_stays_open_if_the_server_says_so(sent: bytes, keep: bool) -> None:
     link, _ = await linked()
     asked = link.ask(b"", b"")
     link.data_received(sent)
@@ -219,14 +219,14 @@ async def test_a_connection_stays_open_as_the_server_says(sent: bytes, keep: boo
 
 
 @pytest.mark.parametrize("status", [204, 304])
-async def test_what_has_no_body_by_its_status_has_none_whatever_its_fields_say(status: int) -> None:
+async def test_a_status_without_a_body_has_none_whatever_its_headers_say(status: int) -> None:
     link, _ = await linked()
     asked = link.ask(b"", b"")
     link.data_received(b"HTTP/1.1 %d X\r\nContent-Length: 2\r\n\r\n" % status)
     assert await asked == RawAnswer(status, bytearray(), keep=True)
 
 
-async def test_an_answer_before_the_whole_request_was_sent_ends_the_connections_use() -> None:
+async def test_an_answer_before_the_request_was_fully_sent_ends_the_connections_use() -> None:
     link, wire = await linked()
     asked = link.ask(b"", b"x" * 100)
     wire.unsent = 50
@@ -234,7 +234,7 @@ async def test_an_answer_before_the_whole_request_was_sent_ends_the_connections_
     assert await asked == RawAnswer(413, bytearray(), keep=False)
 
 
-async def test_a_lost_connection_takes_no_request() -> None:
+async def test_a_lost_connection_accepts_no_request() -> None:
     link, wire = await linked()
     wire.abort()
     link.connection_lost(None)
@@ -242,7 +242,7 @@ async def test_a_lost_connection_takes_no_request() -> None:
         await link.ask(b"", b"")
 
 
-async def test_a_head_that_was_refused_is_refused_again_and_one_that_was_taken_is_read_anew() -> None:
+async def test_refused_headers_stay_refused_and_accepted_ones_are_parsed_again() -> None:
     for _ in range(2):
         for head in (b"HTTP/1.1 2OO OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nno field\r\n\r\n"):
             link, _ = await linked()
@@ -259,7 +259,7 @@ async def test_a_head_that_was_refused_is_refused_again_and_one_that_was_taken_i
 
 
 @pytest.mark.parametrize("length", [0, 1 << 16, 1 << 20, (1 << 20) + 1])
-async def test_the_parts_of_a_request_are_sent_as_they_were_when_it_was_asked(length: int) -> None:
+async def test_request_parts_are_sent_as_they_were_at_the_time_of_the_request(length: int) -> None:
     link, wire = await linked()
     part = bytearray(b"x" * length)
     link.ask(b"HEAD", b"[", part, b"]")
@@ -267,7 +267,7 @@ async def test_the_parts_of_a_request_are_sent_as_they_were_when_it_was_asked(le
     assert wire.written == b"HEAD[" + b"x" * length + b"]"
 
 
-async def test_a_large_body_arrives_whole_and_so_does_a_large_answer() -> None:
+async def test_large_requests_and_large_answers_arrive_whole() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             body = await request(reader)
@@ -281,8 +281,8 @@ async def test_a_large_body_arrives_whole_and_so_does_a_large_answer() -> None:
         client.close()
 
 
-@pytest.mark.parametrize("stage", ["not begun", "connecting", "asked", "answering"])
-async def test_a_call_that_is_cancelled_hangs_up_and_leaves_no_connection_in_use(stage: str) -> None:
+@pytest.mark.parametrize("stage", ["not started", "connecting", "asked", "answering"])
+async def test_a_cancelled_call_closes_its_connection_and_leaves_none_in_use(stage: str) -> None:
     asked, hung_up = asyncio.Event(), asyncio.Event()
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -297,12 +297,12 @@ async def test_a_call_that_is_cancelled_hangs_up_and_leaves_no_connection_in_use
     async with served(slow) as url:
         client = JsonClient(url)
         asking = asyncio.create_task(client.post("/x", {}))
-        if stage != "not begun":
+        if stage != "not started":
             await asyncio.sleep(0)
         if stage in ("asked", "answering"):
             await asked.wait()
         if stage == "answering":
-            while not any(link._held for link in client._busy):  # noqa: ASYNC110  a connection tells nobody
+            while not any(link._held for link in client._busy):  # noqa: ASYNC110  a connection sends no notification
                 await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -313,7 +313,7 @@ async def test_a_call_that_is_cancelled_hangs_up_and_leaves_no_connection_in_use
             await hung_up.wait()
 
 
-async def test_tls_is_spoken_and_a_stranger_is_not_trusted(tmp_path: Path) -> None:
+async def test_tls_works_and_an_untrusted_certificate_is_refused(tmp_path: Path) -> None:
     key, certificate = self_signed(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)

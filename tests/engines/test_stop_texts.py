@@ -1,4 +1,4 @@
-"""Texts that end a turn: found with the id that completes them, at a cost that does not grow with the turn."""
+"""Texts that end a turn: found at the id that completes them, at a cost that does not grow with the turn."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from agentgym.types.completion import Sampling
 
 
 class Pairs(ByteTokenizer):
-    """Ids of one byte or two; it counts the ids that it decodes."""
+    """A tokenizer with ids of one byte or two that counts the ids it decodes."""
 
     def __init__(self) -> None:
         self.decoded = 0
@@ -27,7 +27,7 @@ def divmod_bytes(i: int) -> bytes:
 
 
 def ids_of(text: bytes, cuts: Sequence[bool]) -> list[int]:
-    """The ids of a text, of two bytes where a cut says so."""
+    """Return a text's ids; an id has two bytes if its cut is true."""
     ids, at = list[int](), 0
     for two in cuts:
         if at < len(text):
@@ -37,7 +37,7 @@ def ids_of(text: bytes, cuts: Sequence[bool]) -> list[int]:
 
 
 def ended_at(ids: Sequence[int], stop: tuple[str, ...], tokenizer: ByteTokenizer) -> int | None:
-    """How many ids the turn has that one of these texts ends; None where none of them does."""
+    """Return the length at which one of these texts ends the turn, or None if none does."""
     stops = StopTexts.of(tokenizer, Sampling(stop=stop))
     assert stops is not None
     turn = np.array(ids)
@@ -48,14 +48,14 @@ TEXT = st.text("ab é🙂", max_size=30)
 
 
 @given(TEXT, st.lists(st.text("ab é🙂", min_size=1, max_size=4), min_size=1, max_size=3), st.lists(st.booleans()))
-def test_a_turn_ends_with_the_first_id_that_completes_a_text(text: str, stop: list[str], cuts: list[bool]) -> None:
+def test_a_turn_ends_with_the_first_id_that_completes_a_stop_text(text: str, stop: list[str], cuts: list[bool]) -> None:
     tokenizer, ids = Pairs(), ids_of(text.encode(), cuts)
     whole = (end for end in range(1, len(ids) + 1) if any(one in tokenizer.decode(ids[:end]) for one in stop))
     assert ended_at(ids, tuple(stop), tokenizer) == next(whole, None)
 
 
 @pytest.mark.parametrize("sampled", [b"a", b"\xff", b"\xf0\x9f"])
-def test_an_id_costs_the_same_however_long_the_turn_and_the_texts_are(sampled: bytes) -> None:
+def test_an_id_costs_the_same_however_long_the_turn_and_the_stop_texts_are(sampled: bytes) -> None:
     tokenizer, ids = Pairs(), list(sampled) * (4000 // len(sampled))
     stop = tuple("a" * 255 + chr(98 + i) for i in range(16))
     assert ended_at(ids, stop, tokenizer) is None
@@ -63,7 +63,7 @@ def test_an_id_costs_the_same_however_long_the_turn_and_the_texts_are(sampled: b
     assert ended_at([*ids, *b"END"], ("END",), tokenizer) == len(ids) + 3
 
 
-def test_at_most_16_texts_of_256_characters_end_a_turn() -> None:
+def test_at_most_16_stop_texts_of_256_characters_are_accepted() -> None:
     assert len(Sampling(stop=("x" * 256,) * 16).stop) == 16
     with pytest.raises(ValueError, match=r"^stop: must have at most 16 items, got"):
         Sampling(stop=("x",) * 17)

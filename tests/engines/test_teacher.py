@@ -1,4 +1,4 @@
-"""A teacher's scores beside the student's own, token by token."""
+"""A teacher's scores compared with the student's own, token by token."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -16,14 +16,14 @@ PARTS = (("context", [65, 66]), ("turn", [67, 68]), ("context", [69]), ("turn", 
 
 
 class Shifted(ByteTokenizer):
-    """Reads each id as the next letter."""
+    """A tokenizer that decodes each id as the next letter."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return super().decode([i + 1 for i in token_ids])
 
 
 class Teacher:
-    """Finds each id as likely as its number says; counts how many it is asked for at once."""
+    """A teacher whose score of an id is `scale` times the id; it records each request's sampling."""
 
     def __init__(self, tokenizer: Any = None, context_tokens: int = 100, scale: float = -0.01) -> None:
         self.tokenizer, self.context_tokens, self.scale = tokenizer or ByteTokenizer(), context_tokens, scale
@@ -38,11 +38,11 @@ def engine(teacher: Teacher) -> Engine:
     return cast("Engine", teacher)
 
 
-async def test_an_advantage_is_the_teachers_log_probability_less_the_students_at_the_temperature_of_sampling() -> None:
+async def test_an_advantage_is_teacher_minus_student_logprob_at_the_sampling_temperature() -> None:
     played, teacher = rollout("a", 0.0, segment(0, *PARTS), segment(1, *PARTS)), Teacher()
     sampling = ag.Sampling(temperature=0.7)
     found = await teacher_advantages([played], engine(teacher), engine(Teacher()), sampling=sampling)
-    student = -0.1  # of each id's number, in the segments of these tests
+    student = -0.1  # times the id, in these tests' segments
     wanted = [(-0.01 - student) * i * sampled for i, sampled in zip(range(65, 71), (0, 0, 1, 1, 0, 1), strict=True)]
     assert set(found) == {("a", 0), ("a", 1)}
     for values in found.values():

@@ -1,4 +1,4 @@
-"""Chat endpoints as model roles: judges, opponents and judges of groups, in evaluations and in training."""
+"""Chat endpoints as model roles: judges, opponents and group judges, in evaluations and in training."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Verdict(BaseModel):
 
 
 class Judged(ag.ToolEnv[ag.Task]):
-    """Is as good as a judge says."""
+    """An env whose reward is a judge's score."""
 
     judge = ag.Judge(rubric="1 is good.", response=Verdict)
 
@@ -41,7 +41,7 @@ def approves(request: Request, number: int) -> Sent:
     return said('{"score": 1}')
 
 
-async def test_a_judge_of_an_evaluation_may_be_an_endpoint() -> None:
+async def test_an_evaluations_judge_may_be_an_endpoint() -> None:
     async with (
         chat_server(approves) as server,
         ag.Endpoint(server.url, model="j", completion_price=1.0) as judge,
@@ -55,7 +55,7 @@ async def test_a_judge_of_an_evaluation_may_be_an_endpoint() -> None:
     metrics = evaluation.rollouts[0].metrics
     assert [metrics[f"model_{what}/judge"] for what in ("calls", "tokens", "prompt_tokens")] == [1, 10, 100]
     assert metrics["model_cost/judge"] == pytest.approx(1e-5)
-    assert "usage/requests" not in metrics  # which are the policy's
+    assert "usage/requests" not in metrics  # they belong to the policy
     assert evaluation.account()["model_cost/judge"] == pytest.approx(6e-5)
 
 
@@ -71,7 +71,7 @@ async def test_policy_and_judge_may_be_two_endpoints() -> None:
     assert evaluation.account()["requests"] == 3
 
 
-async def test_an_answer_of_an_endpoint_that_does_not_fit_is_asked_for_again() -> None:
+async def test_a_nonmatching_answer_of_an_endpoint_is_requested_again() -> None:
     def answers(request: Request, number: int) -> Sent:
         return said("Fine.", reason="length") if number == 0 else said('{"score": 0.5}')
 
@@ -82,7 +82,7 @@ async def test_an_answer_of_an_endpoint_that_does_not_fit_is_asked_for_again() -
     assert [rollout.metrics[f"model_{what}/judge"] for what in ("retries", "cut_answers")] == [1, 1]
 
 
-async def test_an_endpoint_that_refuses_the_judges_question_fails_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endpoint_that_refuses_the_judges_request_fails_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentgym.judges.model_roles.FIRST_WAIT_S", 0.0)
     refused = Sent("no such model", status=404, headers=SOON)
     async with (
@@ -94,7 +94,7 @@ async def test_an_endpoint_that_refuses_the_judges_question_fails_the_rollout(mo
     assert "no such model" in (rollout.error or "")
 
 
-async def test_cached_answers_are_those_of_one_model_at_one_endpoint(tmp_path: Path) -> None:
+async def test_cached_answers_belong_to_one_model_at_one_endpoint(tmp_path: Path) -> None:
     class Kept(Judged):
         judge = ag.Judge(rubric="1 is good.", response=Verdict, cache=tmp_path / "answers.sqlite")
 
@@ -110,7 +110,7 @@ async def test_cached_answers_are_those_of_one_model_at_one_endpoint(tmp_path: P
 
 
 class Answered(ag.Env[ag.Task]):
-    """An opponent has the second word, and the third."""
+    """An env whose opponent has the second and third turn."""
 
     limits = ag.Limits(turns=8)
 
@@ -158,7 +158,7 @@ async def test_the_first_side_may_be_an_endpoint_too() -> None:
 
 
 class Ranked(Judged):
-    """A judge says which answer of a task is the best."""
+    """An env in which a judge names the best answer to a task."""
 
     @ag.reward
     async def good(self) -> float:
@@ -170,7 +170,7 @@ class Ranked(Judged):
         return [float(number == best) for number in range(len(rollouts))]
 
 
-async def test_an_evaluation_adds_group_rewards_and_plays_a_broken_group_again(tmp_path: Path) -> None:
+async def test_an_evaluation_adds_group_rewards_and_reruns_a_broken_group(tmp_path: Path) -> None:
     policy = Scripted(lambda text: say("Yes."))
     async with (
         chat_server(lambda request, number: said("1")) as server,
@@ -190,9 +190,9 @@ async def test_an_evaluation_adds_group_rewards_and_plays_a_broken_group_again(t
         await ag.evaluate(Ranked, policy, k=2, models={"judge": policy}, output_dir=tmp_path, resume=True)
 
 
-async def test_a_group_with_a_failed_rollout_is_judged_whole_again(tmp_path: Path) -> None:
+async def test_a_group_with_a_failed_rollout_is_judged_again_as_a_whole(tmp_path: Path) -> None:
     class Failing(Scripted):
-        """Fails the second rollout of a task at first."""
+        """An engine that fails the second rollout of a task at first."""
 
         fails = True
 

@@ -1,4 +1,4 @@
-"""Judges: structured, cached on disk, capped, and counted in the rollout."""
+"""Judges: structured, cached on disk, limited, and counted in the rollout."""
 
 import asyncio
 import sqlite3
@@ -34,7 +34,7 @@ def judged(**settings: Any) -> type[Judged]:
 
 
 class Counting(Scripted):
-    """Counts its requests, and how many of them were in flight at once."""
+    """An engine that counts its requests and how many are in flight at once."""
 
     asked = flying = most = 0
 
@@ -62,7 +62,7 @@ async def play(env: type[Judged], judge: Scripted, said: str = "A line.", n: int
     return await run_groups(env, [TASK], Scripted([say(said)]), n=n, models={"judge": judge})
 
 
-def test_a_judge_that_is_told_no_more_asks_with_these_settings() -> None:
+def test_a_judge_has_these_default_settings() -> None:
     judge = ag.Judge(rubric="1 is good.", response=Verdict)
     assert (judge.cache, judge.version, judge.concurrency, judge.calls) == (None, "", 16, None)
     assert (judge.retries, judge.max_tokens, judge.temperature, judge.timeout_s) == (2, 1024, 0.0, 120.0)
@@ -77,7 +77,7 @@ async def test_a_judge_applies_its_rubric_and_fills_in_the_response(no_leaks: No
     assert "how good it is" in engine.texts[0]
 
 
-async def test_an_answer_that_is_cached_on_disk_is_not_asked_for_again_and_is_counted(tmp_path: Path) -> None:
+async def test_an_answer_cached_on_disk_is_not_requested_again_and_is_counted(tmp_path: Path) -> None:
     engine, path = Counting(always), tmp_path / "new" / "answers.sqlite"
     first = (await play(judged(cache=path), engine)).rollouts[0]
     again = (await play(judged(cache=path), engine)).rollouts[0]
@@ -100,7 +100,7 @@ async def test_an_answer_that_is_cached_on_disk_is_not_asked_for_again_and_is_co
     ],
     ids=lambda other: next(iter(other)),
 )
-async def test_another_question_is_no_cached_one(other: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_different_question_is_not_answered_from_the_cache(other: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     await play(judged(cache=path), Counting(always))
     engine, said = Counting(always, name=other.pop("name", "one")), other.pop("said", "A line.")
@@ -109,7 +109,7 @@ async def test_another_question_is_no_cached_one(other: dict[str, Any], tmp_path
     assert engine.asked == 1
 
 
-async def test_a_judge_without_a_name_is_asked_anew_and_its_answers_are_not_kept(
+async def test_a_judge_without_a_name_is_always_queried_and_not_cached(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     env, path = judged(cache=tmp_path / "answers.sqlite"), tmp_path / "answers.sqlite"
@@ -159,7 +159,7 @@ async def test_a_cached_answer_is_read_as_the_model_wrote_it(
     assert engine.asked == 1
 
 
-async def test_a_cached_answer_that_cannot_be_read_is_asked_for_again_and_said_once(
+async def test_an_unreadable_cached_answer_is_requested_again_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, engine = tmp_path / "answers.sqlite", Counting(always)
@@ -174,7 +174,7 @@ async def test_a_cached_answer_that_cannot_be_read_is_asked_for_again_and_said_o
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-async def test_a_number_that_is_not_finite_is_no_answer(number: str, tmp_path: Path) -> None:
+async def test_a_nonfinite_number_is_not_an_answer(number: str, tmp_path: Path) -> None:
     class Free(BaseModel):
         score: float
 
@@ -184,14 +184,14 @@ async def test_a_number_that_is_not_finite_is_no_answer(number: str, tmp_path: P
     assert "That does not fit the schema: numbers must be finite" in engine.texts[1]
 
 
-async def test_no_more_questions_are_in_flight_than_the_judge_allows() -> None:
+async def test_at_most_concurrency_judge_requests_are_in_flight() -> None:
     engine = Counting(always)
     groups = await play(judged(concurrency=2), engine, n=8)
     assert (engine.asked, engine.most) == (8, 2)
     assert len([rollout for rollout in groups.rollouts if rollout.reward == 0.5]) == 8
 
 
-async def test_a_rollout_asks_a_judge_no_more_often_than_it_is_allowed() -> None:
+async def test_a_rollout_queries_a_judge_at_most_calls_times() -> None:
     class Greedy(Judged):
         judge = ag.Judge(rubric="1 is good.", response=Verdict, calls=2)
 
@@ -207,7 +207,7 @@ async def test_a_rollout_asks_a_judge_no_more_often_than_it_is_allowed() -> None
     assert engine.asked == 2
 
 
-async def test_no_answer_is_too_long_for_a_judge_to_cost_a_rollout_its_reward() -> None:
+async def test_no_answer_is_so_long_that_a_judge_costs_the_rollout_its_reward() -> None:
     class Long(Judged):
         judge = ag.Judge(rubric="1 is good.", response=Verdict)
 
@@ -227,14 +227,14 @@ async def test_no_answer_is_too_long_for_a_judge_to_cost_a_rollout_its_reward() 
     assert "leave no room for a reply in its context of 500" in str(rollout.segments[0].turns[0].env_messages)
 
 
-async def test_repeated_questions_are_among_the_calls_that_are_allowed() -> None:
+async def test_repeated_requests_count_toward_the_allowed_calls() -> None:
     engine = Counting(lambda text: say("what?"))
     rollout = await ag.rollout(judged(calls=2, retries=9), TASK, Scripted([say("x")]), models={"judge": engine})
     assert "no Verdict in 2 responses" in str(rollout.error)
     assert engine.asked == 2
 
 
-def test_what_is_no_judge_is_refused_by_its_field(tmp_path: Path) -> None:
+def test_an_invalid_judge_is_refused_by_its_field(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="response: must be a subclass of BaseModel, got"):
         ag.Judge(rubric="x", response=dict)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="concurrency: must be at least 1"):
@@ -243,7 +243,7 @@ def test_what_is_no_judge_is_refused_by_its_field(tmp_path: Path) -> None:
         ag.Judge(rubrik="x", response=Verdict)  # type: ignore[call-arg]
 
 
-async def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+async def test_an_unusable_cache_is_named(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     path.write_text("this is no database, and long enough to be one" * 50)
     rollout = await ag.rollout(judged(cache=path), TASK, Scripted([say("x")]), models={"judge": Counting(always)})

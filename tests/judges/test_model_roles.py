@@ -1,4 +1,4 @@
-"""Model roles: an env asks them beside its policy, and what that took is counted and never trained."""
+"""Model roles: an env queries them in addition to its policy; their use is counted and never trained."""
 
 import asyncio
 from typing import Any
@@ -21,14 +21,14 @@ TASK = ag.Task(id="t", prompt="Write a line.")
 
 
 class Verdict(BaseModel):
-    """What a judge says."""
+    """A judge's verdict."""
 
     score: int = Field(ge=0, le=10)
     reason: str = ""
 
 
 class Essay(ag.ToolEnv[ag.Task]):
-    """Is judged by another model."""
+    """An env that is judged by another model."""
 
     @ag.reward
     async def good(self) -> float:
@@ -37,7 +37,7 @@ class Essay(ag.ToolEnv[ag.Task]):
 
 
 class Chatty(ag.ToolEnv[ag.Task]):
-    """Asks for plain text."""
+    """An env that requests plain text."""
 
     @ag.reward
     async def nice(self) -> float:
@@ -45,7 +45,7 @@ class Chatty(ag.ToolEnv[ag.Task]):
 
 
 class Failing(Scripted):
-    """Fails so often before it answers."""
+    """An engine that fails that often before it answers."""
 
     def __init__(self, replies: Any, failures: int) -> None:
         super().__init__(replies)
@@ -67,16 +67,16 @@ async def play(env: type[Any], judge: Any, **given: Any) -> ag.Rollout:
     return await ag.rollout(env, TASK, Scripted([say("A line.")]), models={"judge": judge}, **given)
 
 
-async def test_an_env_asks_a_model_by_its_name_and_reads_its_text(no_leaks: None) -> None:
+async def test_an_env_queries_a_model_by_name_and_reads_its_text(no_leaks: None) -> None:
     assert (await play(Chatty, Scripted([say("yes")]))).reward == 1.0
 
 
-async def test_an_answer_comes_as_the_pydantic_model_that_was_asked_for(no_leaks: None) -> None:
+async def test_an_answer_is_parsed_into_the_requested_pydantic_model(no_leaks: None) -> None:
     judge = Scripted([raw('I think: ```json\n{"score": 7, "reason": "a {brace}"}\n```')])
     assert (await play(Essay, judge)).reward == 0.7
 
 
-async def test_an_answer_that_does_not_fit_is_asked_for_again_with_what_is_wrong() -> None:
+async def test_a_nonmatching_answer_is_requested_again_with_the_reason() -> None:
     texts: list[str] = []
 
     def judge(text: str) -> ag.Message:
@@ -90,7 +90,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again_with_what_is_wrong
     assert rollout.metrics["model_retries/judge"] == 1
 
 
-async def test_a_model_that_never_answers_as_asked_leaves_the_rollout_without_a_reward() -> None:
+async def test_a_model_that_never_answers_as_requested_gives_a_rollout_without_a_reward() -> None:
     rollout = await play(Essay, Scripted(lambda text: say("no idea")))
     assert rollout.reward is None
     assert rollout.failure is not None
@@ -98,14 +98,14 @@ async def test_a_model_that_never_answers_as_asked_leaves_the_rollout_without_a_
     assert "model 'judge': no Verdict in 3 responses: there is no JSON object" in str(rollout.error)
 
 
-async def test_an_engine_that_fails_is_asked_again(no_wait: None) -> None:
+async def test_a_request_to_a_failing_engine_is_retried(no_wait: None) -> None:
     rollout = await play(Essay, Failing([say('{"score": 10}')], failures=2))
     assert (rollout.reward, rollout.metrics["model_retries/judge"]) == (1.0, 2)
     rollout = await play(Essay, Failing([say('{"score": 10}')], failures=3))
     assert "busy" in str(rollout.error)
 
 
-def test_before_each_new_attempt_at_an_engine_that_fails_there_is_a_longer_wait() -> None:
+def test_waits_between_retries_grow() -> None:
     async def timed() -> tuple[float, float | None]:
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -118,7 +118,7 @@ def test_before_each_new_attempt_at_an_engine_that_fails_there_is_a_longer_wait(
 
 
 class Noted(Scripted):
-    """Notes the settings that it is asked with, and never fits what is wanted."""
+    """An engine that records the settings of its requests, and whose answers never match."""
 
     def __init__(self) -> None:
         super().__init__(lambda text: say("no"))
@@ -129,7 +129,7 @@ class Noted(Scripted):
         return await super().generate(*args, max_tokens=max_tokens, sampling=sampling, **given)
 
 
-async def test_however_a_model_is_asked_it_is_by_default_with_the_same_settings() -> None:
+async def test_all_ways_of_querying_a_model_have_the_same_default_settings() -> None:
     class Asks(ag.ToolEnv[ag.Task]):
         @ag.reward
         async def one(self) -> float:
@@ -145,7 +145,7 @@ async def test_however_a_model_is_asked_it_is_by_default_with_the_same_settings(
     assert judge.asked == [(1024, 0.0)] * 7
 
 
-def test_the_schema_stands_at_the_end_of_the_users_last_words_or_in_a_message_of_its_own() -> None:
+def test_the_schema_ends_the_last_user_message_or_is_a_separate_message() -> None:
     hello, hi = ag.Message(role="user", content="Hello."), ag.Message(role="assistant", content="Hi.")
     (alone,) = asking_for(Verdict, [])
     assert alone["role"] == "user"
@@ -154,7 +154,7 @@ def test_the_schema_stands_at_the_end_of_the_users_last_words_or_in_a_message_of
     assert asking_for(Verdict, [hi, hello]) == [hi, {"role": "user", "content": f"Hello.\n\n{alone['content']}"}]
 
 
-async def test_what_a_model_took_is_in_the_rollouts_metrics_and_none_of_it_among_the_policys_tokens() -> None:
+async def test_a_models_use_is_in_the_rollouts_metrics_but_not_among_the_policys_tokens() -> None:
     rollout = await play(Essay, Scripted([say('{"score": 10}')]))
     metrics = rollout.metrics
     assert metrics["model_calls/judge"] == 1
@@ -165,7 +165,7 @@ async def test_what_a_model_took_is_in_the_rollouts_metrics_and_none_of_it_among
     assert len(rollout.segments) == 1
 
 
-async def test_a_name_that_was_not_given_says_which_names_there_are_and_how_to_give_one() -> None:
+async def test_a_missing_model_error_lists_the_given_names_and_how_to_add_one() -> None:
     rollout = await ag.rollout(Essay, TASK, Scripted([say("x")]), models={"user": Scripted([say("x")])})
     assert rollout.reward is None
     for part in (
@@ -180,12 +180,12 @@ async def test_a_name_that_was_not_given_says_which_names_there_are_and_how_to_g
 
 
 class Judged(Essay):
-    """Brings a judge of its own."""
+    """An env with its own judge."""
 
     fallback_models = {"judge": Scripted([say('{"score": 4}')])}  # noqa: RUF012
 
 
-async def test_a_fallback_model_answers_where_no_model_of_its_name_was_given_and_a_warning_says_so_once(
+async def test_a_fallback_model_answers_if_no_model_was_given_and_warns_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     named._warn_of_fallback.cache_clear()
@@ -202,7 +202,7 @@ async def test_a_fallback_model_answers_where_no_model_of_its_name_was_given_and
         assert part in warned
 
 
-async def test_a_fallback_model_is_an_engine_under_a_name() -> None:
+async def test_a_fallback_model_must_be_a_named_engine() -> None:
     with pytest.raises(ValueError, match=r"Wrong\.fallback_models: must be engines by name"):
         type("Wrong", (Essay,), {"fallback_models": Scripted([])})
     wrong = type("Wrong", (Essay,), {"fallback_models": {"judge": "gpt"}})
@@ -211,7 +211,7 @@ async def test_a_fallback_model_is_an_engine_under_a_name() -> None:
     )
 
 
-async def test_what_is_no_engine_under_a_name_is_refused_by_its_name() -> None:
+async def test_an_invalid_engine_is_refused_by_its_name() -> None:
     for models, said in (
         ({"judge": "gpt"}, r"models\['judge'\]: engine: must be an engine, got 'gpt'"),
         ([("judge", Scripted([]))], "models: must be engines by name"),
@@ -222,7 +222,7 @@ async def test_what_is_no_engine_under_a_name_is_refused_by_its_name() -> None:
         await ag.rollout(Essay, TASK, Scripted([say("x")]), models={"a/b": Scripted([])})
 
 
-async def test_the_time_of_a_model_is_not_that_of_the_rollout_or_the_tool() -> None:
+async def test_a_models_time_does_not_count_for_the_rollout_or_the_tool() -> None:
     class Watching(Scripted):
         async def generate(self, *args: Any, **named: Any) -> Completion:
             timers = [limit._timeout for limit in time_limits._running if limit._timeout is not None]
@@ -233,7 +233,7 @@ async def test_the_time_of_a_model_is_not_that_of_the_rollout_or_the_tool() -> N
         @ag.tool
         async def ask(self) -> str:
             """Ask the judge."""
-            await asyncio.sleep(0)  # the clocks of the rollout and the tool run from the first wait on
+            await asyncio.sleep(0)  # the clocks of the rollout and the tool run from the first await
             return await self.model("judge").ask("?")
 
         @ag.reward
@@ -243,10 +243,10 @@ async def test_the_time_of_a_model_is_not_that_of_the_rollout_or_the_tool() -> N
     judge = Watching([say("so")])
     rollout = await ag.rollout(Asks, TASK, Scripted([call("ask"), say("x")]), models={"judge": judge})
     assert rollout.segments[0].turns[0].env_messages[0]["content"] == "so"
-    assert judge.stand_still == [True, True]  # that of the question itself runs from its own first wait on
+    assert judge.stand_still == [True, True]  # the query's own clock runs from its first await
 
 
-async def test_a_model_that_hangs_is_given_up_after_its_own_time() -> None:
+async def test_a_model_that_hangs_times_out_by_its_own_limit() -> None:
     class Hangs(Scripted):
         async def generate(self, *args: Any, **named: Any) -> Completion:
             await asyncio.Event().wait()
@@ -261,7 +261,7 @@ async def test_a_model_that_hangs_is_given_up_after_its_own_time() -> None:
     assert "model 'judge': no response within 0.05 s, its timeout_s" in str(rollout.error)
 
 
-async def test_questions_at_once_are_in_sessions_of_their_own_which_are_all_released() -> None:
+async def test_concurrent_queries_have_separate_sessions_which_are_all_released() -> None:
     class Watched(Scripted):
         def __init__(self, replies: Any) -> None:
             super().__init__(replies)
@@ -294,7 +294,7 @@ async def test_questions_at_once_are_in_sessions_of_their_own_which_are_all_rele
     assert judge.most == set()
 
 
-async def test_groups_schedulers_and_evaluations_give_their_rollouts_the_models() -> None:
+async def test_groups_schedulers_and_evaluations_pass_the_models_to_their_rollouts() -> None:
     judge, policy = Scripted(lambda text: say('{"score": 10}')), Scripted([say("A line.")])
     models = {"judge": judge}
     groups = await run_groups(Essay, [TASK], policy, n=3, models=models)
@@ -303,7 +303,7 @@ async def test_groups_schedulers_and_evaluations_give_their_rollouts_the_models(
     assert (await ag.evaluate(Essay, policy, tasks=[TASK], k=2, models=models)).reward == 1.0
 
 
-async def test_the_policy_itself_may_be_a_judge_and_waits_at_the_gate_like_its_other_turns() -> None:
+async def test_the_policy_may_be_a_judge_and_waits_at_the_gate_like_its_other_turns() -> None:
     def both(text: str) -> ag.Message:
         return say('{"score": 4}' if "Judge:" in text else "A line.")
 
@@ -314,7 +314,7 @@ async def test_the_policy_itself_may_be_a_judge_and_waits_at_the_gate_like_its_o
     assert groups.batch_stats.requests.started == 4
 
 
-async def test_check_env_checks_an_env_that_asks_a_model() -> None:
+async def test_check_env_checks_an_env_that_queries_a_model() -> None:
     judge = Scripted(lambda text: say('{"score": 10}' if "A line." in text else '{"score": 0}'))
 
     class OneTask(Essay):
@@ -325,7 +325,7 @@ async def test_check_env_checks_an_env_that_asks_a_model() -> None:
     await check_env(OneTask, TASK, oracle=[say("A line.")], models={"judge": judge})
 
 
-async def test_a_real_model_is_asked_as_the_policy_is_and_answers_the_same_for_the_same_seed() -> None:
+async def test_a_real_model_gives_the_same_answer_for_the_same_seed() -> None:
     class Free(ag.ToolEnv[ag.Task]):
         @ag.reward
         async def said(self) -> float:

@@ -1,4 +1,4 @@
-"""Simulated users: a model plays the other side, and the policy is never trained on its words."""
+"""Simulated users: a model plays the other side, and the policy is never trained on its tokens."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ async def test_the_agent_and_the_user_talk_until_the_user_stops(no_leaks: None) 
     assert rollout.metrics["model_calls/user"] == 3
 
 
-async def test_none_of_the_users_tokens_is_trained() -> None:
+async def test_no_token_of_the_user_is_trained() -> None:
     rollout = await play()
     other = ag.Rollout(rollout_id="t/1", group_id="t", segments=rollout.segments, reward=0.0, stop_reason="done")
     (sample, _) = build_samples([Group(group_id="t", rollouts=(rollout, other))])
@@ -69,7 +69,7 @@ async def test_none_of_the_users_tokens_is_trained() -> None:
         assert words not in trained
 
 
-async def test_to_the_user_the_roles_are_the_other_way_round_and_its_own_instructions_come_first() -> None:
+async def test_the_user_model_sees_swapped_roles_after_its_own_instructions() -> None:
     texts: list[str] = []
 
     def user(text: str) -> ag.Message:
@@ -84,7 +84,7 @@ async def test_to_the_user_the_roles_are_the_other_way_round_and_its_own_instruc
     assert "You work in a shop." not in texts[1]
 
 
-async def test_what_a_user_says_before_the_end_is_returned_and_the_end_is_known() -> None:
+async def test_a_users_last_text_is_returned_and_the_end_is_detected() -> None:
     found: list[tuple[str, bool]] = []
 
     class Talks(ag.ToolEnv[ag.Task]):
@@ -101,7 +101,7 @@ async def test_what_a_user_says_before_the_end_is_returned_and_the_end_is_known(
     assert found == [("Hello.", False), ("Thanks.", True)]
 
 
-async def test_the_first_words_of_a_user_follow_a_prompt_that_ends_with_one() -> None:
+async def test_a_users_first_message_is_joined_to_a_prompt_that_ends_with_a_user() -> None:
     task = ag.Task(id="t", prompt="A customer comes in.")
     rollout = await ag.rollout(Shop, task, Scripted(AGENT), models={"user": Scripted(USER)})
     assert rollout.segments[0].prompt_messages[0]["content"] == "A customer comes in.\n\nI want my money back."
@@ -113,7 +113,7 @@ async def test_the_first_words_of_a_user_follow_a_prompt_that_ends_with_one() ->
     ]
 
 
-async def test_a_user_says_at_most_512_tokens_and_the_likeliest_where_the_env_says_no_more() -> None:
+async def test_a_user_by_default_generates_at_most_512_tokens_greedily() -> None:
     asked: list[tuple[int, float]] = []
 
     class Noted(Scripted):
@@ -139,8 +139,8 @@ async def test_a_user_that_never_stops_is_ended_by_a_limit() -> None:
     assert (rollout.stop_reason, rollout.reward) == ("turns", 0.0)
 
 
-async def test_a_user_whose_context_is_full_ends_a_rollout_that_is_scored_and_says_what_to_do() -> None:
-    """The agent could fill it: what it says may not take its reward away."""
+async def test_a_full_user_context_ends_a_scored_rollout_with_advice() -> None:
+    """The agent could fill the context: its own output must not cost it the reward."""
 
     def user(text: str) -> ag.Message:
         return say("word " * 40)
@@ -150,19 +150,19 @@ async def test_a_user_whose_context_is_full_ends_a_rollout_that_is_scored_and_sa
     models = {"user": Scripted(user, context_tokens=800)}
     rollout = await ag.rollout(Short, TASK, Scripted(lambda text: say("And?")), models=models)
     assert (rollout.reward, rollout.stop_reason) == (0.0, "model_limit")
-    assert rollout.metrics["model_cut_answers/user"] == 1  # The answer before had less room than it asked for.
+    assert rollout.metrics["model_cut_answers/user"] == 1  # The previous answer had less space than requested.
     said = "model 'user': 8 messages with 825 ids leave no room for a reply in its context of 800; use a"
     assert said in str(rollout.failed_cases)
 
 
-async def test_an_env_with_a_user_keeps_the_contract() -> None:
+async def test_an_env_with_a_user_fulfills_the_contract() -> None:
     def user(text: str) -> ag.Message:
         return USER[2] if "Done." in text else USER[text.count("<|im_start|>assistant") - 1]
 
     await check_env(Shop, TASK, oracle=AGENT, models={"user": Scripted(user)})
 
 
-async def test_a_user_env_needs_a_model_and_a_user() -> None:
+async def test_a_user_env_needs_a_model_and_instructions() -> None:
     rollout = await ag.rollout(Shop, TASK, Scripted(AGENT))
     assert "there is no model 'user'; there are: none" in str(rollout.error)
 

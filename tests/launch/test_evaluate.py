@@ -1,4 +1,4 @@
-"""Evaluations that are kept, killed, resumed and compared, of models, adapters and endpoints."""
+"""Evaluations that are stored, killed, resumed and compared, with models, adapters and endpoints."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Even(ag.ToolEnv[ag.Task]):
-    """Worth 1 where the answer has an even number of characters."""
+    """An env with reward 1 if the answer has an even number of characters."""
 
     limits = ag.Limits(turns=1, turn_tokens=6, context_tokens=512)
 
@@ -43,7 +43,7 @@ class Even(ag.ToolEnv[ag.Task]):
 
 
 class Vowel(Even):
-    """Worth 1 where the answer has a vowel before any consonant."""
+    """An env with reward 1 if the answer has a vowel before any consonant."""
 
     @ag.reward
     def even(self) -> float:
@@ -52,7 +52,7 @@ class Vowel(Even):
 
 
 def stored(folder: Path) -> dict[str, list[float | None]]:
-    """The rewards of each task in the store, in the order of the rollouts' names."""
+    """Return each task's rewards in the store, in the order of the rollout names."""
     found: dict[str, list[float | None]] = {}
     with RolloutStore(folder) as store:
         for row in sorted(store.summaries(), key=lambda row: row.rollout_id):
@@ -61,7 +61,7 @@ def stored(folder: Path) -> dict[str, list[float | None]]:
 
 
 @pytest.mark.parametrize("env", [Even, Vowel])
-async def test_passes_of_the_tiny_model_are_those_counted_by_hand_from_the_store(
+async def test_pass_rates_of_the_tiny_model_match_a_count_by_hand_from_the_store(
     env: type[Even], tmp_path: Path
 ) -> None:
     sampling = ag.Sampling(temperature=1.5)
@@ -82,7 +82,7 @@ async def test_passes_of_the_tiny_model_are_those_counted_by_hand_from_the_store
     }
 
 
-async def test_the_folder_of_an_adapter_is_a_model(tmp_path: Path) -> None:
+async def test_an_adapter_folder_can_be_used_as_a_model(tmp_path: Path) -> None:
     async with Trainer("tiny", ag.TrainConfig()) as trainer:
         trainer.save(tmp_path / "run/adapter")  # its weights are those of the base
     of_base = await ag.evaluate(Even, "tiny", k=2)
@@ -94,14 +94,14 @@ async def test_the_folder_of_an_adapter_is_a_model(tmp_path: Path) -> None:
 
 
 class Selfish(Even):
-    """Cancels the task that it is played in, at its tasks 100 and 101."""
+    """An env that cancels the task in which it runs, for its tasks 100 and 101."""
 
     async def setup(self) -> None:
         await cancel_where(self.task.id in ("100", "101"))
 
 
 class SelfishJudge(Even):
-    """Cancels the task in which the rewards of its task 101 are found."""
+    """An env that cancels the task in which the rewards of its task 101 are computed."""
 
     @classmethod
     async def group_reward(cls, task: ag.Task, rollouts: Sequence[ag.Rollout], model: Any) -> Sequence[float]:
@@ -117,7 +117,7 @@ async def cancel_where(cancels: bool) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-async def test_an_env_that_cancels_its_own_task_fails_its_rollouts_and_no_others(
+async def test_an_env_that_cancels_its_own_task_fails_only_its_own_rollouts(
     concurrency: int, tmp_path: Path, no_leaks: None
 ) -> None:
     engine = Scripted(lambda text: say("ab"))
@@ -127,7 +127,7 @@ async def test_an_env_that_cancels_its_own_task_fails_its_rollouts_and_no_others
     assert stored(tmp_path) == {name: list(of) for name, of in evaluation.rewards.items()}
 
 
-async def test_a_group_reward_that_cancels_its_own_task_fails_its_group_and_no_other(no_leaks: None) -> None:
+async def test_a_group_reward_that_cancels_its_own_task_fails_only_its_group(no_leaks: None) -> None:
     evaluation = await ag.evaluate(SelfishJudge, Scripted(lambda text: say("ab")), k=2, concurrency=1)
     assert list(evaluation.rewards.values()) == [(2.0, 2.0), (None, None), (2.0, 2.0), (2.0, 2.0)]
     assert evaluation.failures == [("AgentGymError: group_reward: its task was cancelled from outside", 2)]
@@ -153,7 +153,7 @@ async def test_a_cancelled_evaluation_ends_its_rollouts(no_leaks: None) -> None:
 
 
 def run_until(folder: Path, rollouts: int) -> tuple[list[str], str]:
-    """Let an evaluation play so many rollouts and kill it in the next; what it began, and its last line."""
+    """Let an evaluation run that many rollouts and kill it in the next; return the started ones and its last line."""
     command = [sys.executable, "-m", "tests.evals.killed_script", str(folder)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     began: list[str] = []
@@ -174,7 +174,7 @@ def run_until(folder: Path, rollouts: int) -> tuple[list[str], str]:
     return began, ""
 
 
-def test_an_evaluation_that_is_killed_again_and_again_plays_no_kept_rollout_twice(tmp_path: Path) -> None:
+def test_an_evaluation_that_is_killed_again_and_again_runs_no_stored_rollout_twice(tmp_path: Path) -> None:
     rng = random.Random(3)
     kept: set[str] = set()
     last = ""
@@ -183,7 +183,7 @@ def test_an_evaluation_that_is_killed_again_and_again_plays_no_kept_rollout_twic
         assert not kept & set(began)
         with RolloutStore(tmp_path) as store:
             kept = {row.rollout_id for row in store.summaries()}
-        assert set(began[:-1]) <= kept  # what the next rollout was begun behind is on disk
+        assert set(began[:-1]) <= kept  # everything before the start of the next rollout is on disk
     began, last = run_until(tmp_path, TASKS * K)
     assert not kept & set(began)
     assert last == f"reward 1.0 rollouts {TASKS * K}\n"
@@ -191,7 +191,11 @@ def test_an_evaluation_that_is_killed_again_and_again_plays_no_kept_rollout_twic
 
 
 def signaled(folder: Path, tasks: int, begun: int, number: int) -> tuple[list[str], str]:
-    """Let an evaluation run freely and send it a signal once it has begun so many; what it began, and its last line."""
+    """Let an evaluation run and send it a signal once it has started that many rollouts.
+
+    Returns:
+        The started rollouts, and the evaluation's last line.
+    """
     command = [sys.executable, "-m", "tests.evals.killed_script", str(folder), str(tasks)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     began: list[str] = []
@@ -200,7 +204,7 @@ def signaled(folder: Path, tasks: int, begun: int, number: int) -> tuple[list[st
         command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:  # to its end: what it begins until the signal comes is counted, too
+        for line in process.stdout:  # to the end: rollouts that start before the signal arrives count, too
             if line.startswith("reward"):
                 last = line
                 continue
@@ -215,7 +219,7 @@ def signaled(folder: Path, tasks: int, begun: int, number: int) -> tuple[list[st
     ("kills", "tasks"), [(2, 40), pytest.param(10, 400, marks=pytest.mark.proof)], ids=["few", "ten"]
 )
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_an_evaluation_that_is_killed_while_it_runs_freely_plays_nothing_twice_and_loses_nothing_that_was_finished(
+def test_an_evaluation_killed_while_it_runs_repeats_nothing_and_loses_nothing(
     tmp_path: Path, kills: int, tasks: int, number: int
 ) -> None:
     rng = random.Random(kills)
@@ -229,7 +233,7 @@ def test_an_evaluation_that_is_killed_while_it_runs_freely_plays_nothing_twice_a
             rows = {row.rollout_id: row.number for row in store.summaries()}
             assert len(rows) == len(store)
         assert kept.items() <= rows.items()
-        # Each of so many players begins its next rollout when the one before is on disk.
+        # Each of these workers starts its next rollout once the previous one is on disk.
         assert len(rows) - len(kept) >= len(began) - AT_ONCE
         kept = rows
     assert cut_short
@@ -256,7 +260,7 @@ async def test_a_finished_evaluation_is_resumed_without_opening_the_model(tmp_pa
 
 
 class Digging(ag.ToolEnv[ag.Task]):
-    """The first attempt at a task scores low, with a tool that fails; the second one scores high."""
+    """An env whose first attempt at a task scores low with a failing tool, and whose second one scores high."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -272,7 +276,7 @@ class Digging(ag.ToolEnv[ag.Task]):
         return 0.15 if self.metrics["tool_errors"] else 1.0
 
 
-async def test_the_signs_of_an_evaluations_rollouts_are_those_of_the_whole_task(tmp_path: Path) -> None:
+async def test_warning_signs_of_an_evaluations_rollouts_consider_the_whole_task(tmp_path: Path) -> None:
     poor = Scripted([call("dig"), say("nothing")])
     await ag.evaluate(Digging, poor, k=1, output_dir=tmp_path)
     with RolloutStore(tmp_path) as store:
@@ -288,7 +292,7 @@ async def test_the_signs_of_an_evaluations_rollouts_are_those_of_the_whole_task(
         }
 
 
-async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp_path: Path) -> None:
+async def test_failed_rollouts_are_run_again_only_on_request(tmp_path: Path) -> None:
     broken = Scripted([])
     with pytest.raises(AgentGymError, match=rf"all 4 rollouts failed.*; `.*show {tmp_path} --failed` shows them"):
         await ag.evaluate(Even, broken, output_dir=tmp_path)
@@ -302,7 +306,7 @@ async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp
     assert (evaluation.resumed, again.resumed) == (0, 4)
 
 
-async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun_with(tmp_path: Path) -> None:
+async def test_a_folder_is_resumed_with_its_original_settings_and_tasks(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     await ag.evaluate(Even, engine, output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^output_dir: .* already holds rollouts; resume it"):
@@ -319,7 +323,7 @@ async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun
         await ag.evaluate(Even, engine, output_dir=given, tasks=[ag.Task(id="a", prompt="y")], resume=True)
 
 
-async def test_an_env_that_was_changed_since_is_warned_of_and_settings_that_cannot_be_read_are_refused(
+async def test_a_changed_env_causes_a_warning_and_unreadable_settings_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, settings = Scripted(lambda text: say("ab")), tmp_path / "settings.json"
@@ -338,7 +342,7 @@ async def test_an_env_that_was_changed_since_is_warned_of_and_settings_that_cann
         await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
 
 
-async def test_what_asks_for_a_folder_without_one_is_refused(tmp_path: Path) -> None:
+async def test_options_that_need_a_folder_are_refused_without_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^retry_failed: only a resumed evaluation has failed rollouts"):
         await ag.evaluate(Even, Scripted([say("x")]), n=1, output_dir=tmp_path, retry_failed=True)
     with pytest.raises(ValueError, match=r"^resume, retry_failed: set `output_dir` to the"):
@@ -347,7 +351,7 @@ async def test_what_asks_for_a_folder_without_one_is_refused(tmp_path: Path) -> 
         await ag.evaluate(Even, Scripted([]), split="dev")  # type: ignore[arg-type]
 
 
-async def test_the_training_tasks_are_played_where_that_split_is_asked_for() -> None:
+async def test_the_training_tasks_are_run_if_that_split_is_requested() -> None:
     evaluation = await ag.evaluate(Even, Scripted(lambda text: say("ab")), split="train", n=2)
     assert list(evaluation.rewards) == ["0", "1"]
 
@@ -368,12 +372,12 @@ async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None
         assert found.differences == {"100": 0.0, "101": 1.0, "102": 1.0}
         assert found.left_out == 1
         assert found.means == pytest.approx((0.0, 2 / 3))
-        assert found.p == pytest.approx(0.5)  # of the flips of two differences, half give as large a mean
+        assert found.p == pytest.approx(0.5)  # of the sign flips of two differences, half give a mean that large
         assert found.interval.low < 2 / 3 < found.interval.high + 1e-9
     assert ag.compare(one, one).p == 1.0
 
 
-async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
+async def test_different_tasks_are_not_compared(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     for name, prompt in (("one", "x"), ("other", "y")):
         await ag.evaluate(Even, engine, output_dir=tmp_path / name, tasks=[ag.Task(id="a", prompt=prompt)])
@@ -385,10 +389,10 @@ async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
         ag.compare(tmp_path, tmp_path / "one")
 
 
-async def test_the_bar_says_how_many_have_ended_and_their_mean_reward(
+async def test_the_progress_bar_shows_finished_rollouts_and_their_mean_reward(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes what reads this for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then treats the captured stderr as a terminal
     monkeypatch.setenv("COLUMNS", "120")
     await ag.evaluate(Even, Scripted(lambda text: say("ab")), progress=True)
     shown = capsys.readouterr().err
@@ -396,7 +400,7 @@ async def test_the_bar_says_how_many_have_ended_and_their_mean_reward(
     assert "4/4" in shown
 
 
-async def test_where_stderr_is_no_terminal_a_few_lines_say_the_rate_and_the_time_left(
+async def test_without_a_terminal_a_few_lines_report_rate_and_remaining_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     await ag.evaluate(Even, Scripted(lambda text: say("ab")), k=12, progress=True)
@@ -405,7 +409,7 @@ async def test_where_stderr_is_no_terminal_a_few_lines_say_the_rate_and_the_time
     assert re.fullmatch(r"finished 48 of 48  reward 1\.000  \d+ s, [\d.]+ rollouts/s, about 0 s left", lines[-1])
 
 
-async def test_no_more_rollouts_are_played_at_once_than_concurrency_allows() -> None:
+async def test_at_most_concurrency_evaluation_rollouts_run_at_once() -> None:
     running = most = 0
 
     class Counting(Even):

@@ -1,4 +1,4 @@
-"""Branches: a rollout is played on from its states with copies of all that it has, and stays what it is without."""
+"""Branches: a rollout is continued from its states with copies of everything it has, and is itself unchanged."""
 
 import asyncio
 import math
@@ -34,7 +34,7 @@ DECODE = ByteTokenizer().decode
 
 
 class Dice(Scripted):
-    """Answers a or b, each as likely, by the seed of the turn alone; knows which sessions are open."""
+    """An engine that answers a or b with equal probability, by the turn's seed alone, and tracks open sessions."""
 
     def __init__(self, *, likely: float = 0.5) -> None:
         super().__init__([])
@@ -59,7 +59,10 @@ class Dice(Scripted):
 
 
 class Letters(ag.Env[ag.Task]):
-    """Takes letters, up to `length`; each a is worth 1, and the env's own draws are part of the reward."""
+    """An env that collects letters up to `length`.
+
+    Each a is worth 1, and the env's own random numbers add to the reward.
+    """
 
     length: ClassVar[int] = 4
     closed: ClassVar[list["Letters"]] = []
@@ -110,7 +113,7 @@ def facts(played: Rollout) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_the_rollout_itself_is_what_it_is_without_branches(seed: int) -> None:
+async def test_branches_do_not_change_the_rollout_itself(seed: int) -> None:
     env = letters(limits=ag.Limits(turns=9), context=ag.Compact(at=None, turns=2), length=6)
     plain = await play(env, seed=seed)
     branched = await play(env, BranchingConfig(per_state=3), seed=seed)
@@ -119,7 +122,7 @@ async def test_the_rollout_itself_is_what_it_is_without_branches(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_branch_goes_on_from_its_state_and_is_worth_its_whole_way(seed: int) -> None:
+async def test_a_branch_continues_from_its_state_and_is_scored_over_its_whole_path(seed: int) -> None:
     played = await play(letters(), BranchingConfig(per_state=2), seed=seed)
     root, *others = played.segments
     assert [branch.turn for branch in played.branches] == [1, 1, 2, 2, 3, 3]
@@ -132,7 +135,7 @@ async def test_a_branch_goes_on_from_its_state_and_is_worth_its_whole_way(seed: 
         assert not segment.sampled[:taken].any()
         way = said(root)[: branch.turn] + said(segment)
         assert branch.rewards["a"] == 0.5 * way.count("a")
-        # The env's own draws are those of the rollout: the copy has its generator as it stood.
+        # The env's own random numbers equal the rollout's: the copy has its generator in the same state.
         assert branch.rewards["noise"] == played.rewards["noise"]
         assert branch.reward == pytest.approx(way.count("a") + branch.rewards["noise"])
         assert branch.metrics["turns"] == len(segment.turns)
@@ -140,14 +143,14 @@ async def test_a_branch_goes_on_from_its_state_and_is_worth_its_whole_way(seed: 
     assert sum(branch.metrics["tokens"] for branch in played.branches) == played.metrics["branch_tokens"]
 
 
-async def test_every_draw_has_a_seed_of_its_own() -> None:
+async def test_every_sample_has_its_own_seed() -> None:
     engine = Dice()
     await play(letters(length=8), BranchingConfig(per_state=3), engine=engine)
-    assert max(Counter(engine.asked).values()) == 8  # the rollout's own session, one seed a turn
+    assert max(Counter(engine.asked).values()) == 8  # the rollout's own session, one seed per turn
     assert len(set(engine.asked)) == 1 + 3 * 7
 
 
-async def test_what_was_opened_is_closed_however_it_ends() -> None:
+async def test_envs_and_sessions_are_closed_however_the_rollout_ends() -> None:
     env, engine = letters(), Dice()
     played = await play(env, BranchingConfig(per_state=2), engine=engine)
     assert engine.open == set()
@@ -164,19 +167,19 @@ async def test_with_branches_each_sampled_token_is_trained_once() -> None:
         assert sum(s.weight for s in batch if s.rollout_id == rollout.rollout_id) == pytest.approx(1)
 
 
-async def test_a_branch_compacts_where_the_rollout_would_have() -> None:
+async def test_a_branch_compacts_at_the_same_turns_as_the_rollout() -> None:
     env = letters(limits=ag.Limits(turns=9), context=ag.Compact(at=None, turns=3), length=5)
     played = await play(env, BranchingConfig(per_state=1))
     for place, branch in enumerate(played.branches):
         own = [s for s in played.segments if s.branch == place]
         sampled = [len(s.turns) for s in own]
-        # Turns 0, 1, 2, the summary as turn 3, then two more in the next segment; a branch takes up in between.
+        # Turns 0, 1, 2, the summary as turn 3, then two more in the next segment; a branch starts in between.
         assert sampled == {1: [3, 2], 2: [2, 2], 4: [2], 5: [1]}[branch.turn]
         assert [s.kind for s in own] == ["branch", *["compaction"] * (len(own) - 1)]
         assert all(s.parent == own[0].index for s in own[1:])
 
 
-async def test_a_branch_has_what_the_rollout_had_left() -> None:
+async def test_a_branch_gets_the_limits_that_the_rollout_had_left() -> None:
     turns = await play(letters(length=9, limits=ag.Limits(turns=3)), BranchingConfig(per_state=1))
     assert [(b.turn, b.metrics["turns"], b.stop_reason) for b in turns.branches] == [(1, 2, "turns"), (2, 1, "turns")]
     tokens = await play(letters(length=9, limits=ag.Limits(tokens=6)), BranchingConfig(per_state=2))
@@ -189,9 +192,9 @@ async def test_a_branch_has_what_the_rollout_had_left() -> None:
     assert (tokens.stop_reason, tokens.metrics["turns"]) == ("tokens", 3)
 
 
-async def test_the_clock_of_the_rollout_stands_still_while_its_branches_play() -> None:
+async def test_the_clock_of_the_rollout_is_paused_while_its_branches_run() -> None:
     class Waits(Letters):
-        """The second way to step 2 never answers: it is a branch, and has the seconds that were left."""
+        """The second path to step 2 never answers: it is a branch and has the remaining seconds."""
 
         async def step(self, action: Message) -> StepResult:
             answer = await super().step(action)
@@ -217,7 +220,7 @@ async def test_the_clock_of_the_rollout_stands_still_while_its_branches_play() -
     assert (score["what"], score["to_s"]) == ("score", pytest.approx(whole, abs=1e-5))
 
 
-async def test_a_failed_branch_is_counted_and_is_no_sample() -> None:
+async def test_a_failed_branch_is_counted_and_gives_no_sample() -> None:
     class Fails(Dice):
         async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
             if "+1/" in session:
@@ -257,7 +260,7 @@ async def test_a_cancelled_rollout_closes_its_branches() -> None:
 
 
 class Counting(ag.ToolEnv[ag.Task]):
-    """Counts in the sandbox, on this side, and by a helper that holds the sandbox."""
+    """An env that counts in the sandbox, in this process, and in a helper that holds the sandbox."""
 
     sandbox_spec = ag.AnySandbox()
     ends: ClassVar[list[tuple[int, int, int]]] = []
@@ -284,7 +287,7 @@ class Counting(ag.ToolEnv[ag.Task]):
         return float(in_sandbox)
 
 
-async def test_each_branch_has_a_branch_of_the_sandbox_and_gives_it_back() -> None:
+async def test_each_branch_has_a_branch_of_the_sandbox_and_returns_it() -> None:
     forked: list[FakeSandbox] = []
     fork, close = FakeSandbox.fork, FakeSandbox.close
     closed: list[FakeSandbox] = []
@@ -313,7 +316,7 @@ async def test_each_branch_has_a_branch_of_the_sandbox_and_gives_it_back() -> No
     assert {id(branch) for branch in closed} == {id(branch) for branch in forked}
 
 
-async def test_states_are_chosen_by_what_came_before_them() -> None:
+async def test_states_are_chosen_by_the_given_criteria() -> None:
     seven = letters(length=7)
 
     async def turns(branching: BranchingConfig, env: type[ag.Env[Any]] = seven, **given: Any) -> list[int]:
@@ -322,7 +325,7 @@ async def test_states_are_chosen_by_what_came_before_them() -> None:
 
     assert await turns(BranchingConfig()) == [1, 2, 3, 4, 5, 6]
     assert await turns(BranchingConfig(every=3)) == [3, 6]
-    # Four tokens are spent at least behind the first state: its two branches have six turns each.
+    # At least four tokens are spent after the first state: its two branches have six turns each.
     assert await turns(BranchingConfig(tokens=1)) == [1]
     engine = Scripted(lambda text: say("end") if text.count("|>tool\n") >= 3 else call("add"))
     assert await turns(BranchingConfig(after="tool_error"), Counting, engine=engine, sandboxes=FakeSandboxPool()) == [2]
@@ -345,7 +348,7 @@ def _logprobs(played: Rollout) -> list[Any]:
 
 
 class Holds(Letters):
-    """Holds what no copy may share."""
+    """An env with a member that no copy may share."""
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], dict[str, Any]]:
         self.held = self.make()
@@ -365,7 +368,7 @@ class Holds(Letters):
         (lambda env: {"file": Path(__file__).open()}, "a TextIOWrapper is open"),  # noqa: SIM115
     ],
 )
-async def test_an_env_that_cannot_be_copied_is_refused_by_name_and_told_what_to_write(made: Any, why: str) -> None:
+async def test_an_env_that_cannot_be_copied_is_refused_by_name_with_advice(made: Any, why: str) -> None:
     env = type("Held", (Holds,), {"make": made})
     plain = await play(env)
     assert plain.failure is None
@@ -399,7 +402,7 @@ async def test_an_env_may_copy_itself() -> None:
 
 
 class Asks(Letters):
-    """Keeps the judge that it asks."""
+    """An env that keeps the judge it queries."""
 
     fallback_models: ClassVar[dict[str, Any]] = {"judge": Scripted(lambda text: say("fine"))}
 
@@ -410,7 +413,7 @@ class Asks(Letters):
         return await super().step(action)
 
 
-async def test_a_branch_asks_models_of_its_own() -> None:
+async def test_a_branch_makes_its_own_model_calls() -> None:
     played = await play(Asks, BranchingConfig(per_state=2))
     assert facts(played) == facts(await play(Asks))
     assert played.metrics["model_calls/judge"] == 4
@@ -418,7 +421,7 @@ async def test_a_branch_asks_models_of_its_own() -> None:
 
 
 class Delegates(Letters):
-    """Asks a sub-agent with a role of its own in each turn."""
+    """An env that queries a sub-agent with a separate role in each turn."""
 
     async def step(self, action: Message) -> StepResult:
         async with self.fork("subagent", [Message(role="user", content="?")], role="aide") as aide:
@@ -429,13 +432,13 @@ class Delegates(Letters):
 
 
 class Aided(Delegates):
-    """The same in three turns."""
+    """The same for three turns."""
 
     limits = ag.Limits(turns=20)
     length = 3
 
 
-async def test_sub_agents_of_branches_are_of_their_branch_and_have_the_rewards_of_their_role() -> None:
+async def test_sub_agents_belong_to_their_branch_and_get_their_roles_rewards() -> None:
     played = await play(Aided, BranchingConfig(per_state=2))
     assert facts(played) == facts(await play(Aided))
     for place, branch in enumerate(played.branches):
@@ -458,7 +461,7 @@ async def test_untrained_branches_only_estimate() -> None:
     assert batch.untrained_tokens == played.metrics["branch_tokens"]
 
 
-async def test_the_metrics_of_rollouts_are_of_their_own_way_and_tokens_are_of_all() -> None:
+async def test_reward_metrics_exclude_branches_and_token_metrics_include_them() -> None:
     groups = [
         await run_groups(letters(), [TASK], Dice(), n=2, branching=branching) for branching in (None, BranchingConfig())
     ]
@@ -472,7 +475,7 @@ async def test_the_metrics_of_rollouts_are_of_their_own_way_and_tokens_are_of_al
     assert branched["rollout/branch_tokens"] == pytest.approx(taken)
 
 
-async def test_the_size_of_a_rollout_is_its_own_and_that_of_its_branches_stands_beside_it() -> None:
+async def test_the_repr_lists_the_rollouts_size_and_its_branches_size_separately() -> None:
     played = await play(letters(), BranchingConfig(per_state=1), seed=1)
     assert repr(played).endswith(
         "stopped by done, 4 turns, 8 sampled tokens, 1 segment, and in 3 branches 6 turns, 12 sampled tokens, "
@@ -481,7 +484,7 @@ async def test_the_size_of_a_rollout_is_its_own_and_that_of_its_branches_stands_
     assert rollout_row(played, phase="train", step=0)[7] == 4
 
 
-async def test_the_branches_of_a_scheduled_rollout_are_counted_with_it() -> None:
+async def test_branches_of_a_scheduled_rollout_are_counted_with_it() -> None:
     settings = Schedule(group_size=2, branching=BranchingConfig(per_state=2))
     async with Scheduler(letters(), [TASK], Dice(), settings) as scheduler:
         groups = await scheduler.collect(1)
@@ -493,13 +496,13 @@ async def test_the_branches_of_a_scheduled_rollout_are_counted_with_it() -> None
 
 
 class Program(ag.AgentEnv[ag.Task]):
-    """An agent of its own."""
+    """An env that runs its own agent program."""
 
     command = "true"
 
 
 class Compares(Letters):
-    """Rewards a group."""
+    """An env that rewards a group."""
 
     @classmethod
     async def group_reward(cls, task: Any, rollouts: Any, model: Any) -> list[float]:
@@ -522,7 +525,7 @@ async def test_an_env_whose_rollouts_cannot_branch_is_refused(
 
 
 @pytest.mark.parametrize("wrong", [{"every": 2}, True])
-async def test_what_is_no_branching_is_refused_by_name_wherever_it_is_given(wrong: Any) -> None:
+async def test_an_invalid_branching_is_refused_by_name_everywhere(wrong: Any) -> None:
     said = r"^branching: must be an instance of BranchingConfig, got"
     with pytest.raises(ValueError, match=said):
         await play(letters(), wrong)
@@ -533,7 +536,7 @@ async def test_what_is_no_branching_is_refused_by_name_wherever_it_is_given(wron
 
 
 @pytest.mark.parametrize("field", ["per_state", "every", "tokens"])
-def test_settings_that_mean_nothing_are_refused(field: str) -> None:
+def test_invalid_settings_are_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         BranchingConfig(**{field: 0})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="after"):

@@ -1,4 +1,4 @@
-"""Failed cases of hidden tests: their reasons are in the rollout, in what shows it, in the log and in check_env."""
+"""Failed cases of hidden tests: their reasons are in the rollout, in its displays, in the log and in check_env."""
 
 import logging
 
@@ -48,7 +48,7 @@ async def play(env: type[Misspelt]) -> ag.Rollout:
     return await ag.rollout(env, TASK, Scripted([say("done")]), sandboxes=FakeSandboxPool())
 
 
-async def test_the_reason_of_a_case_is_in_the_rollout_and_in_what_shows_it() -> None:
+async def test_the_reason_of_a_failed_case_is_in_the_rollout_and_its_displays() -> None:
     rollout = await play(Misspelt)
     assert rollout.reward == 0.0
     assert "No module named 'solutoin'" in rollout.failed_cases["test_add"]
@@ -56,27 +56,27 @@ async def test_the_reason_of_a_case_is_in_the_rollout_and_in_what_shows_it() -> 
     assert "failed case 'test_add': ModuleNotFoundError: No module named 'solutoin'" in str(rollout)
 
 
-async def test_a_case_that_passes_at_last_is_no_failed_one() -> None:
+async def test_a_case_that_passes_in_the_end_is_not_a_failed_case() -> None:
     rollout = await play(Mended)
     assert rollout.reward == 1.0
     assert rollout.failed_cases == {}
     assert "failed_cases" not in rollout.metrics
 
 
-async def test_the_reason_of_a_case_is_kept_in_the_store() -> None:
+async def test_the_reason_of_a_failed_case_is_stored() -> None:
     rollout = await play(Misspelt)
     kept = rollout_of(rollout_row(rollout, phase="train", step=0), rollout.segments, Unpacker())
     assert kept.failed_cases == rollout.failed_cases
 
 
-def test_few_of_many_failed_cases_are_kept_and_the_rest_is_counted() -> None:
+def test_only_some_of_many_failed_cases_are_kept_and_the_rest_is_counted() -> None:
     kept = kept_cases({f"{number}" * 400: "wrong" for number in range(10, 310)})
     assert len(kept) == KEPT_CASES + 1
     assert max(map(len, kept)) <= KEPT_NAME
     assert kept["(others)"] == f"{300 - KEPT_CASES} more cases failed"
 
 
-async def test_a_case_that_was_not_found_wrong_is_logged_once_for_each_env_and_kind(
+async def test_a_case_that_failed_with_an_error_is_logged_once_per_env_and_kind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, rollout_warnings.__name__):
@@ -87,6 +87,6 @@ async def test_a_case_that_was_not_found_wrong_is_logged_once_for_each_env_and_k
     assert "Misspelt: the hidden test case 'test_add' failed: ModuleNotFoundError" in said
 
 
-async def test_check_env_says_why_a_hidden_case_of_the_oracle_failed() -> None:
+async def test_check_env_reports_why_a_hidden_case_of_the_oracle_failed() -> None:
     with pytest.raises(AssertionError, match=r"1 of its hidden cases failed, such as 'test_add': ModuleNotFoundError"):
         await check_env(Misspelt, TASK, oracle=[say("done")], sandboxes=FakeSandboxPool())

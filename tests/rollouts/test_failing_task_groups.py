@@ -1,4 +1,4 @@
-"""A failing asyncio.TaskGroup in an env's code is an error of that code, and no cancellation of the rollout."""
+"""A failing asyncio.TaskGroup in an env's code is an error of that code, not a cancellation of the rollout."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ TASKS = [ag.Task(id=name, prompt=(ag.Message(role="user", content="Go."),)) for 
 
 
 async def raising(error: Exception) -> None:
-    """Fail while the group that this runs in is waited for."""
+    """Fail while the group that runs this is awaited."""
     await asyncio.sleep(0)
     raise error
 
@@ -41,17 +41,17 @@ async def caught() -> None:
 
 
 def cancelling() -> int:
-    """Return how many cancellations of the running task stand."""
+    """Return the number of pending cancellations of the running task."""
     task = asyncio.current_task()
     assert task is not None
     return task.cancelling()
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """Comes by `passes` in each of its methods, for the task "bad"."""
+    """An env each of whose methods calls `passes` for the task "bad"."""
 
     async def passes(self, where: str) -> None:
-        """Do what a test wants of this method."""
+        """Run a test's code in this method."""
 
     async def _passes(self, where: str) -> None:
         if self.task.id == "bad":
@@ -89,7 +89,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
 
 def desk(at: str, work: Callable[[], Awaitable[Any]]) -> type[Desk]:
-    """A Desk that does this work in one of its methods."""
+    """Return a Desk that does this work in one of its methods."""
 
     async def passes(self: Desk, where: str) -> None:
         if where == at:
@@ -121,7 +121,7 @@ METHODS = ["setup", "reset", "tool", "step", "reward", "score", "close"]
 
 @pytest.mark.parametrize("play", PLAYERS)
 @pytest.mark.parametrize("at", METHODS)
-async def test_a_failing_group_is_an_error_of_its_method_alone(at: str, play: Any) -> None:
+async def test_a_failing_task_group_is_an_error_of_its_method_only(at: str, play: Any) -> None:
     bad, good = await play(desk(at, failing), TASKS)
     assert good.reward == 1.0
     if at == "tool":
@@ -133,13 +133,15 @@ async def test_a_failing_group_is_an_error_of_its_method_alone(at: str, play: An
 
 
 @pytest.mark.parametrize("at", METHODS)
-async def test_a_failing_group_that_the_env_catches_changes_nothing(at: str) -> None:
+async def test_a_failing_task_group_that_the_env_catches_changes_nothing(at: str) -> None:
     (rollout,) = await by_rollout(desk(at, caught), TASKS[:1])
     assert (rollout.reward, rollout.error, rollout.metrics.get("tool_errors", 0)) == (1.0, None, 0)
 
 
 @pytest.mark.parametrize("work", [failing, caught])
-async def test_a_failing_group_of_a_group_reward_is_an_error_of_it(work: Callable[[], Awaitable[None]]) -> None:
+async def test_a_failing_task_group_in_a_group_reward_is_that_rewards_error(
+    work: Callable[[], Awaitable[None]],
+) -> None:
     class Ranked(Desk):
         @classmethod
         async def group_reward(cls, task: Any, rollouts: Any, models: Any) -> list[float]:
@@ -155,7 +157,7 @@ async def test_a_failing_group_of_a_group_reward_is_an_error_of_it(work: Callabl
         assert bad.reward == (None if said else 1.5)
 
 
-async def test_an_engine_that_fails_in_a_group_of_a_reward_is_an_engine_error() -> None:
+async def test_an_engine_failure_in_a_rewards_task_group_is_an_engine_error() -> None:
     async def broken() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(raising(EngineError("gone")))
@@ -164,7 +166,7 @@ async def test_an_engine_that_fails_in_a_group_of_a_reward_is_an_engine_error() 
     assert rollout.error == "EngineError: gone"
 
 
-async def test_branches_that_fail_in_a_group_are_an_answer_the_model_reads() -> None:
+async def test_a_failing_sub_agent_in_a_task_group_is_a_result_that_the_model_reads() -> None:
     class Splits(Desk):
         @ag.tool
         async def look(self) -> str:
@@ -179,7 +181,7 @@ async def test_branches_that_fail_in_a_group_are_an_answer_the_model_reads() -> 
                 await agent.run()
 
     class Silent(Scripted):
-        """Never answers a sub-agent."""
+        """An engine that never answers a sub-agent."""
 
         async def generate(self, token_ids: Any, **given: Any) -> Any:
             if "SUB" in ByteTokenizer().decode(token_ids):
@@ -192,7 +194,7 @@ async def test_branches_that_fail_in_a_group_are_an_answer_the_model_reads() -> 
     assert "failed: ValueError: boom" in answer["content"]
 
 
-# Real cancellations and limits behind it
+# Real cancellations and limits after a failing group
 
 
 async def for_ever() -> None:
@@ -208,7 +210,7 @@ def then(*work: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[None]]:
 
 
 @pytest.mark.parametrize("at", METHODS)
-async def test_a_cancellation_after_a_failing_group_ends_the_rollout(at: str) -> None:
+async def test_a_cancellation_after_a_failing_task_group_ends_the_rollout(at: str) -> None:
     reached = asyncio.Event()
 
     async def hang() -> None:
@@ -224,7 +226,7 @@ async def test_a_cancellation_after_a_failing_group_ends_the_rollout(at: str) ->
 
 
 @pytest.mark.parametrize("at", ["reset", "tool", "step", "reward"])
-async def test_a_cancellation_while_a_failing_group_is_waited_for_ends_the_rollout(at: str) -> None:
+async def test_a_cancellation_while_a_failing_task_group_is_awaited_ends_the_rollout(at: str) -> None:
     reached, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow_to_end() -> None:
@@ -263,14 +265,14 @@ async def test_a_cancellation_that_a_tool_swallows_after_a_failing_group_ends_th
         await playing
 
 
-def test_the_limit_of_a_rollout_holds_after_a_failing_group() -> None:
+def test_the_limit_of_a_rollout_holds_after_a_failing_task_group() -> None:
     env: Any = desk("tool", then(caught, for_ever))
     env = type("Limited", (env,), {"limits": ag.Limits(seconds=10)})
     rollout = run_in_virtual_time(ag.rollout(env, TASKS[0], Scripted(SCRIPT)))
     assert (rollout.stop_reason, rollout.reward) == ("seconds", 1.0)
 
 
-def test_the_limit_of_a_tool_and_the_users_own_hold_after_a_failing_group() -> None:
+def test_the_limits_of_a_tool_and_of_the_user_hold_after_a_failing_task_group() -> None:
     class Limited(Desk):
         @ag.tool(timeout_s=10)
         async def look(self) -> str:
@@ -291,12 +293,12 @@ def test_the_limit_of_a_tool_and_the_users_own_hold_after_a_failing_group() -> N
 # The count of cancellations
 
 
-async def test_a_cancelled_error_that_nobody_sent_is_stray_after_a_failing_group() -> None:
+async def test_a_cancelled_error_without_a_cancellation_is_stray_after_a_failing_group() -> None:
     await caught()
     assert is_stray(asyncio.CancelledError())
 
 
-async def test_a_failing_group_leaves_the_count_as_it_was() -> None:
+async def test_a_failing_task_group_leaves_the_cancellation_count_unchanged() -> None:
     async def nested() -> None:
         async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
             outer.create_task(raising(ValueError("outer")))
@@ -311,7 +313,7 @@ async def test_a_failing_group_leaves_the_count_as_it_was() -> None:
         with pytest.raises(ExceptionGroup):
             await work()
         assert cancelling() == 0
-        await asyncio.sleep(0)  # Nothing is left to be raised at the next wait.
+        await asyncio.sleep(0)  # Nothing is left to be raised at the next await.
 
 
 async def healthy() -> None:
@@ -321,7 +323,7 @@ async def healthy() -> None:
 
 @pytest.mark.parametrize("work", [caught, healthy])
 @pytest.mark.parametrize("times", [1, 2])
-async def test_a_group_takes_no_other_cancellation_back(times: int, work: Callable[[], Awaitable[None]]) -> None:
+async def test_a_task_group_reverts_no_other_cancellation(times: int, work: Callable[[], Awaitable[None]]) -> None:
     left: list[int] = []
 
     async def cancelled() -> None:
@@ -334,12 +336,12 @@ async def test_a_group_takes_no_other_cancellation_back(times: int, work: Callab
         await work()
         left.append(task.cancelling())
 
-    with suppress(asyncio.CancelledError):  # From Python 3.13 on the group raises it once more.
+    with suppress(asyncio.CancelledError):  # From Python 3.13 on, the group raises it once more.
         await asyncio.create_task(cancelled())
     assert left == [times]
 
 
-async def test_a_group_of_a_class_of_the_users_own_leaves_the_count_as_it_was() -> None:
+async def test_a_user_defined_task_group_leaves_the_cancellation_count_unchanged() -> None:
     class Named(asyncio.TaskGroup):
         async def __aexit__(self, *error: Any) -> None:
             return await super().__aexit__(*error)
@@ -351,7 +353,7 @@ async def test_a_group_of_a_class_of_the_users_own_leaves_the_count_as_it_was() 
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="groups give their cancellation back themselves")
-async def test_a_group_of_a_class_that_somebody_else_has_mended_gives_back_its_own_cancellation_alone() -> None:
+async def test_a_task_group_patched_by_others_reverts_only_its_own_cancellation() -> None:
     class Mended(asyncio.TaskGroup):
         async def __aexit__(self, *error: Any) -> None:
             group: Any = self

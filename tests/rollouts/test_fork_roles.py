@@ -1,4 +1,4 @@
-"""Sub-agents on other engines, without training, with tools and rewards of their own; and self-play in two roles."""
+"""Sub-agents on other engines, without training, with separate tools and rewards; and self-play in two roles."""
 
 from collections import deque
 from pathlib import Path
@@ -21,7 +21,7 @@ TASK = ag.Task(id="t", prompt="Go.")
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """Asks a sub-agent, as the test says."""
+    """An env that queries a sub-agent with the test's settings."""
 
     asks: dict[str, Any] = {}  # noqa: RUF012  set by `desk`
 
@@ -48,7 +48,7 @@ def desk(**asks: Any) -> type[Desk]:
 SCRIPT = [call("ask"), say("root")]
 
 
-async def test_a_sub_agent_plays_on_another_engine_and_none_of_its_tokens_becomes_a_sample(no_leaks: None) -> None:
+async def test_a_sub_agent_runs_on_another_engine_and_none_of_its_tokens_is_trained(no_leaks: None) -> None:
     helper = Scripted([call("look"), say("a lamp, says the helper")])
     rollout = await ag.rollout(desk(engine="helper", tools=["look"]), TASK, Scripted(SCRIPT), models={"helper": helper})
     assert rollout.error is None
@@ -66,12 +66,12 @@ async def test_a_sub_agent_plays_on_another_engine_and_none_of_its_tokens_become
 
 
 def two_of(rollout: ag.Rollout) -> Group:
-    """A group in which the rollout has a signal."""
+    """Return a group in which the rollout has a signal."""
     other = ag.Rollout(rollout_id="t/1", group_id="t", segments=rollout.segments[:1], reward=0.0, stop_reason="answer")
     return Group(group_id="t", rollouts=(rollout, other))
 
 
-async def test_a_sub_agent_of_the_policy_may_be_left_out_of_training() -> None:
+async def test_a_sub_agent_of_the_policy_may_be_excluded_from_training() -> None:
     rollout = await ag.rollout(desk(train=False), TASK, Scripted([call("ask"), say("helped"), say("root")]))
     assert [(s.model, s.trained) for s in rollout.segments] == [("", True), ("", False)]
     assert rollout.trained_tokens < rollout.sampled_tokens
@@ -79,7 +79,7 @@ async def test_a_sub_agent_of_the_policy_may_be_left_out_of_training() -> None:
     assert {sample.segment for sample in build_samples([two_of(rollout)])} == {0}
 
 
-async def test_what_is_not_told_is_as_in_the_conversation_that_opens_the_agent() -> None:
+async def test_a_nested_agent_inherits_settings_from_the_agent_that_opens_it() -> None:
     class Nested(Desk):
         @ag.tool(root=False)
         async def deeper(self) -> str:
@@ -102,7 +102,7 @@ async def test_what_is_not_told_is_as_in_the_conversation_that_opens_the_agent()
     ]
 
 
-async def test_a_tool_that_is_not_the_roots_is_shown_and_allowed_to_sub_agents_alone() -> None:
+async def test_a_non_root_tool_is_shown_and_allowed_only_to_sub_agents() -> None:
     texts: list[str] = []
 
     def policy(text: str) -> Message:
@@ -140,13 +140,13 @@ async def test_a_fork_of_a_sub_agent_keeps_its_tools() -> None:
         ({"role": "aide"}, "no reward for role 'aide', whose turns are trained; set self.role_rewards"),
     ],
 )
-async def test_what_cannot_be_played_or_trained_says_so(asks: dict[str, Any], said: str) -> None:
+async def test_invalid_sub_agents_raise_errors(asks: dict[str, Any], said: str) -> None:
     policy = Scripted([call("ask"), say("a"), say("b")])
     rollout = await ag.rollout(desk(**asks), TASK, policy, models={"helper": Scripted([say("x")])})
     assert said in (rollout.error or rollout.text(full=True))
 
 
-async def test_a_fork_is_not_moved_to_another_engine() -> None:
+async def test_a_fork_cannot_move_to_another_engine() -> None:
     class Moves(Desk):
         @ag.tool
         async def move(self) -> str:
@@ -158,7 +158,7 @@ async def test_a_fork_is_not_moved_to_another_engine() -> None:
     assert "engine: a fork continues its parent's token ids" in rollout.segments[0].turns[0].env_messages[0]["content"]
 
 
-def test_the_policy_is_never_trained_on_what_another_model_sampled() -> None:
+def test_the_policy_is_never_trained_on_tokens_of_another_model() -> None:
     with pytest.raises(ValueError, match="trained: the policy cannot be trained on tokens that 'judge' sampled"):
         Segment(
             index=0, parent=None, kind="root", token_ids=np.array([1]), sampled=np.array([False]),
@@ -167,7 +167,7 @@ def test_the_policy_is_never_trained_on_what_another_model_sampled() -> None:
 
 
 class Duel(ag.Env[ag.Task]):
-    """Two roles say a word in turn; the longer one wins."""
+    """An env in which two roles say a word each; the longer word wins."""
 
     other: dict[str, Any] = {"role": "black"}  # noqa: RUF012  set by the tests
 
@@ -181,7 +181,7 @@ class Duel(ag.Env[ag.Task]):
 
 
 class Words(Scripted):
-    """Says the words of each rollout's white and black."""
+    """An engine that says the words of each rollout's white and black."""
 
     def __init__(self, **words: tuple[str, str]) -> None:
         super().__init__([])
@@ -193,7 +193,7 @@ class Words(Scripted):
 
 
 WORDS = {"r0": ("aaa", "b"), "r1": ("a", "bb"), "r2": ("aaaa", "bb"), "r3": ("a", "bbb")}
-"""White wins twice, black twice."""
+"""White wins twice and black wins twice."""
 
 
 def advantages_of(batch: Any, *, segment: int) -> dict[str, float]:
@@ -222,7 +222,7 @@ async def test_no_token_of_a_role_is_trained_on_the_other_roles_reward(level: An
 
 
 @pytest.mark.parametrize("level", ["outcome", "turn"])
-async def test_each_role_has_a_baseline_of_its_own_in_the_group(level: Any) -> None:
+async def test_each_role_has_its_own_baseline_in_the_group(level: Any) -> None:
     class Lopsided(Duel):
         async def step(self, action: Message) -> ag.StepResult:
             result = await super().step(action)
@@ -235,7 +235,7 @@ async def test_each_role_has_a_baseline_of_its_own_in_the_group(level: Any) -> N
     assert advantages_of(batch, segment=1) == {"t/0": -0.25, "t/1": 0.75, "t/2": -0.25, "t/3": -0.25}
 
 
-async def test_a_group_has_a_signal_where_one_of_its_roles_has() -> None:
+async def test_a_group_has_a_signal_if_one_of_its_roles_has_one() -> None:
     class Calm(Duel):
         async def step(self, action: Message) -> ag.StepResult:
             result = await super().step(action)
@@ -277,7 +277,7 @@ async def test_either_role_may_be_frozen_or_on_another_engine() -> None:
     assert [rollout.sampled_tokens for rollout in groups.rollouts] == [len(black) + 1 for _, black in WORDS.values()]
 
 
-async def test_reward_methods_of_a_role_are_its_reward_and_no_part_of_the_rollouts() -> None:
+async def test_reward_methods_of_a_role_count_only_toward_that_role() -> None:
     class Deal(Desk):
         asks: dict[str, Any] = {"role": "seller"}  # noqa: RUF012
 
@@ -296,7 +296,7 @@ async def test_reward_methods_of_a_role_are_its_reward_and_no_part_of_the_rollou
     assert "segment 1: subagent of segment 0, role seller" in rollout.text()
 
 
-async def test_roles_and_models_are_kept_in_the_store(tmp_path: Path) -> None:
+async def test_roles_and_models_are_stored(tmp_path: Path) -> None:
     groups = await run_groups(
         type("Mixed", (Duel,), {"other": {"role": "black", "engine": "helper"}}),
         [TASK], Words(**WORDS), n=2, models={"helper": Scripted([say("bb")])},
@@ -309,7 +309,7 @@ async def test_roles_and_models_are_kept_in_the_store(tmp_path: Path) -> None:
     assert [(s.role, s.model, s.trained) for s in found[0].segments] == [("", "", True), ("black", "helper", False)]
 
 
-async def test_a_teacher_is_asked_only_about_what_is_trained() -> None:
+async def test_a_teacher_scores_only_trained_tokens() -> None:
     rollout = await ag.rollout(
         desk(engine="helper"), TASK, Scripted(SCRIPT), models={"helper": Scripted([say("helped")])}
     )
@@ -331,7 +331,7 @@ async def test_the_version_of_another_model_makes_no_group_stale() -> None:
     assert groups.batch_stats.stalest == 0
 
 
-async def test_a_sub_agent_on_a_real_model_reads_and_writes_in_its_own_tokens() -> None:
+async def test_a_sub_agent_on_a_real_model_uses_its_own_tokens() -> None:
     async with ag.TransformersEngine("tiny") as helper:
         env = type("Brief", (Desk,), {"asks": {"engine": "helper"}, "limits": ag.Limits(turn_tokens=80)})
         rollout = await ag.rollout(env, TASK, Scripted(SCRIPT), models={"helper": helper})

@@ -1,4 +1,4 @@
-"""Forks and sub-agents: one rollout, one reward, each sampled token trained in exactly one segment."""
+"""Forks and sub-agents: one rollout, one reward, and each sampled token trained in exactly one segment."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ DECODE = ByteTokenizer().decode
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """Asks others."""
+    """An env that queries sub-agents."""
 
     @ag.tool
     async def look(self) -> str:
@@ -66,7 +66,7 @@ def limited(**limits: Any) -> type[Desk]:
     return type("Limited", (Desk,), {"limits": ag.Limits(**limits)})
 
 
-async def test_a_sub_agent_has_a_context_of_its_own_and_answers_as_a_tool_does() -> None:
+async def test_a_sub_agent_has_its_own_context_and_answers_like_a_tool() -> None:
     rollout = await play([call("ask", what="Well?"), call("look"), say("found"), say("done")])
     assert shape(rollout) == [("root", None), ("subagent", 0)]
     root, agent = rollout.segments
@@ -78,7 +78,7 @@ async def test_a_sub_agent_has_a_context_of_its_own_and_answers_as_a_tool_does()
     assert (rollout.reward, rollout.metrics["subagents"], rollout.metrics["turns"]) == (1.0, 1, 4)
 
 
-async def test_a_sub_agent_sees_only_its_tools() -> None:
+async def test_a_sub_agent_can_call_only_its_tools() -> None:
     class Narrow(Desk):
         @ag.tool
         async def ask_alone(self) -> str:
@@ -91,13 +91,13 @@ async def test_a_sub_agent_sees_only_its_tools() -> None:
     assert "unknown tool 'look'; the tools are: none" in DECODE(rollout.segments[1].token_ids.tolist())
 
 
-async def test_a_sub_agent_is_shown_the_tools_that_it_was_given_and_no_others() -> None:
+async def test_a_sub_agents_prompt_lists_only_the_tools_it_was_given() -> None:
     rollout = await play([call("ask"), say("found"), say("done")])
     opened = DECODE(rollout.segments[1].token_ids.tolist())
     assert [name for name in ("look", "ask", "split") if f'"name": "{name}"' in opened] == ["look", "ask"]
 
 
-async def test_a_fork_under_a_template_that_rewrites_goes_on_from_what_the_template_shows() -> None:
+async def test_a_fork_under_a_rewriting_template_continues_from_the_rewritten_text() -> None:
     class Splits(Desk):
         @ag.tool
         async def split(self) -> str:
@@ -112,7 +112,7 @@ async def test_a_fork_under_a_template_that_rewrites_goes_on_from_what_the_templ
     assert "Go." not in opened
 
 
-async def test_a_fork_of_an_agent_that_has_not_spoken_goes_on_from_its_prompt() -> None:
+async def test_a_fork_of_an_agent_without_turns_continues_from_its_prompt() -> None:
     class Doubts(Desk):
         @ag.tool
         async def split(self) -> str:
@@ -191,19 +191,19 @@ async def test_turns_are_numbered_in_the_order_they_were_sampled() -> None:
     assert [[t.number for t in s.turns] for s in rollout.segments] == [[0, 2], [1]]
 
 
-async def test_a_limit_of_turns_holds_for_all_conversations_together() -> None:
+async def test_a_turn_limit_holds_for_all_conversations_together() -> None:
     rollout = await play([call("ask"), *[call("look")] * 10], limited(turns=4))
     assert (rollout.stop_reason, rollout.metrics["turns"], rollout.reward) == ("turns", 4, 1.0)
     assert "done" not in str(rollout.messages)
 
 
-async def test_a_sub_agent_can_have_fewer_turns_than_the_rollout_and_its_parent_goes_on() -> None:
+async def test_a_sub_agent_can_have_fewer_turns_and_its_parent_continues() -> None:
     rollout = await play([call("ask", turns=2), call("look"), call("look"), say("done")])
     assert "turns: " in DECODE(rollout.segments[0].token_ids.tolist())
     assert rollout.stop_reason == "answer"
 
 
-async def test_a_limit_of_tokens_holds_for_all_conversations_together() -> None:
+async def test_a_token_limit_holds_for_all_conversations_together() -> None:
     rollout = await play([call("ask"), say("x" * 300), say("never")], limited(tokens=100))
     assert rollout.sampled_tokens == 100
     assert (rollout.stop_reason, rollout.reward) == ("tokens", 1.0)
@@ -234,11 +234,11 @@ async def test_a_fork_may_have_a_branch_of_the_sandbox(sandboxes: FakeSandboxPoo
     assert "before" in DECODE(rollout.segments[0].token_ids.tolist())
 
 
-async def test_forks_may_run_at_once_and_draw_as_if_they_had_not() -> None:
+async def test_forks_may_run_concurrently_and_sample_as_if_run_in_sequence() -> None:
     seeds: dict[str, int] = {}
 
     class Slow(Scripted):
-        """Answers the second fork first."""
+        """An engine that answers the second fork first."""
 
         async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
             seeds[given["session"]] = given["seed"]
@@ -288,7 +288,7 @@ async def test_an_engine_that_fails_in_a_sub_agent_fails_the_rollout() -> None:
     assert shape(rollout) == [("root", None), ("subagent", 0)]
 
 
-async def test_the_engine_forgets_a_sub_agent_when_it_is_closed() -> None:
+async def test_the_engine_releases_a_sub_agents_session_when_it_is_closed() -> None:
     log: list[str] = []
 
     class Spy(Scripted):
@@ -323,7 +323,7 @@ async def test_a_cancelled_sub_agent_leaves_no_session(no_leaks: None) -> None:
     assert engine._played == {}
 
 
-async def test_what_a_sub_agent_assigns_stays_with_it_and_what_it_counts_does_not() -> None:
+async def test_attributes_set_by_a_sub_agent_stay_with_it_but_its_counts_do_not() -> None:
     notes: list[str] = []
 
     class Notes(Desk):
@@ -345,7 +345,7 @@ async def test_what_a_sub_agent_assigns_stays_with_it_and_what_it_counts_does_no
     assert rollout.reward == 2.0
 
 
-async def test_forking_outside_a_rollout_is_refused_and_says_where_it_works() -> None:
+async def test_forking_outside_a_rollout_is_refused_with_advice() -> None:
     env = Desk(TASK)
     with pytest.raises(EnvError, match="only available inside a rollout"):
         env.fork("subagent")
@@ -359,7 +359,7 @@ async def test_forking_outside_a_rollout_is_refused_and_says_where_it_works() ->
         ({"kind": "subagent", "tools": ["shout"]}, "tools: 'shout' is not an @ag.tool of"),
     ],
 )
-async def test_a_fork_that_means_nothing_is_refused(given: dict[str, Any], error: str) -> None:
+async def test_an_invalid_fork_is_refused(given: dict[str, Any], error: str) -> None:
     seen: list[str] = []
 
     class Wrong(Desk):
@@ -375,7 +375,7 @@ async def test_a_fork_that_means_nothing_is_refused(given: dict[str, Any], error
     assert len(seen) == 1
 
 
-async def test_the_messages_of_an_agent_hold_its_turn_before_and_after_the_answer() -> None:
+async def test_an_agents_messages_include_its_turn_before_and_after_the_answer() -> None:
     seen: list[list[str]] = []
 
     class Watched(Desk):

@@ -1,4 +1,4 @@
-"""Images where only text is read: refused by name, before a model is loaded where that can be seen."""
+"""Images on text-only engines: refused by name, and before a model is loaded if that can be known."""
 
 import logging
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ TOLD = r"contains an image, but this engine supports only text, also in training
 
 
 class Looks(ag.ToolEnv[ag.Task]):
-    """Worth 1 for an answer; its tool may return a picture, and its annotation does not say so."""
+    """An env with reward 1 for an answer; its tool may return a picture, which its annotation doesn't say."""
 
     listed: ClassVar[Sequence[ag.Task]] = (WORDS,)
 
@@ -55,13 +55,13 @@ class Looks(ag.ToolEnv[ag.Task]):
 
 
 class Shown(Looks):
-    """Its prompts have pictures."""
+    """An env whose prompts contain pictures."""
 
     listed = (WORDS, SEEN)
 
 
 class Returns(Looks):
-    """Says that its tool returns a picture."""
+    """An env whose tool is annotated to return a picture."""
 
     @ag.tool
     async def picture(self) -> ag.Image:
@@ -78,12 +78,12 @@ class Returns(Looks):
         ("stop", [PART]),
     ],
 )
-async def test_what_a_tool_returns_is_parts_where_an_image_is_among_it(how: str, content: Any) -> None:
+async def test_a_tool_result_with_an_image_becomes_content_parts(how: str, content: Any) -> None:
     result = await dispatch(Looks(WORDS), "look", {"how": how})
     assert (result.content, result.error) == (content, False)
 
 
-async def test_an_image_that_cannot_be_made_is_a_failure_of_the_tool() -> None:
+async def test_an_image_that_cannot_be_created_is_a_tool_failure() -> None:
     class Broken(Looks):
         @ag.tool
         def torn(self) -> ag.Image:
@@ -95,7 +95,7 @@ async def test_an_image_that_cannot_be_made_is_a_failure_of_the_tool() -> None:
     assert result.content.startswith("error: tool 'torn' failed: ValueError: data: starts with b'\\r\\n")
 
 
-async def test_an_image_of_another_library_is_told_how_to_become_one() -> None:
+async def test_an_image_of_another_library_raises_an_error_with_the_conversion() -> None:
     class Draws(Looks):
         @ag.tool
         def draw(self) -> Any:
@@ -106,7 +106,7 @@ async def test_an_image_of_another_library_is_told_how_to_become_one() -> None:
     assert result.content.endswith("neither text nor JSON: TypeError: a Image; return ag.Image.from_pil(...) of it")
 
 
-async def test_what_a_generator_said_stands_before_the_image_that_it_stops_with() -> None:
+async def test_a_generators_text_precedes_the_image_that_it_stops_with() -> None:
     class Talks(Looks):
         @ag.tool
         async def talk(self) -> Any:
@@ -119,14 +119,14 @@ async def test_what_a_generator_said_stands_before_the_image_that_it_stops_with(
     assert (result.stop, result.content) == ("shown", [text_part("it is this:"), PART, text_part("Bye.")])
 
 
-async def test_a_prompt_with_an_image_fails_where_token_ids_are_read_and_says_what_to_do() -> None:
+async def test_a_prompt_with_an_image_fails_on_a_text_engine_with_advice() -> None:
     rollout = await ag.rollout(Looks, SEEN, Scripted([say("a cat")]))
     said = "EnvError: Looks: first prompt: ValueError: messages[0].content: contains an image, but this engine supports"
     assert str(rollout.error).startswith(said)
     assert rollout.sampled_tokens == 0
 
 
-async def test_a_tool_that_shows_an_image_fails_its_rollout_where_token_ids_are_read() -> None:
+async def test_a_tool_that_returns_an_image_fails_its_rollout_on_a_text_engine() -> None:
     rollout = await ag.rollout(Looks, WORDS, Scripted([call("look", how="beside"), say("a cat")]))
     assert str(rollout.error).startswith(
         "EnvError: Looks: the messages of step: ValueError: messages[0].content: contains"
@@ -138,7 +138,7 @@ async def test_a_tool_that_shows_an_image_fails_its_rollout_where_token_ids_are_
     ]
 
 
-async def test_a_model_that_reads_text_alone_is_asked_nothing_with_an_image() -> None:
+async def test_a_text_only_judge_is_never_sent_an_image() -> None:
     class Judged(Looks):
         @ag.reward
         async def judged(self) -> float:
@@ -149,7 +149,7 @@ async def test_a_model_that_reads_text_alone_is_asked_nothing_with_an_image() ->
     assert "the messages to model 'judge': ValueError: messages[0].content: contains an image" in str(rollout.error)
 
 
-async def test_an_image_of_the_system_is_refused_on_every_engine() -> None:
+async def test_an_image_in_a_system_message_is_refused_on_every_engine() -> None:
     class Odd(ag.Env[ag.Task]):
         async def step(self, action: Message) -> StepResult:
             return StepResult([Message(role="system", content=[ag.Image(PNG)])], 0.0, False, False, {})
@@ -162,7 +162,7 @@ async def test_an_image_of_the_system_is_refused_on_every_engine() -> None:
         )
 
 
-async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() -> None:
+async def test_an_evaluation_is_refused_before_anything_is_loaded_or_run() -> None:
     told = (
         r"^model: .*none/such reads only text, but the prompt of task 'test-seen' has an image, messages\[0\]\.content"
     )
@@ -199,10 +199,10 @@ def test_training_is_refused_before_a_model_is_loaded(tmp_path: Path, env: Any, 
         raise AssertionError
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match=r"^model: "), hold_checked(run, Looks, tmp_path / "run"):
-        raise AssertionError  # What is wrong with text alone is the model.
+        raise AssertionError  # Without images, only the model is wrong.
 
 
-def test_an_engine_that_sees_is_refused_in_training() -> None:
+def test_an_engine_with_vision_is_refused_in_training() -> None:
     with pytest.raises(ValueError, match=r"^engine: Seeing returns neither token ids nor log-probabilities"):
         refuse_in_training(Seeing(Scripted([])))
 
@@ -230,11 +230,11 @@ def annotated(returns: Any) -> type[Looks]:
         (None, False),
     ],
 )
-def test_a_tool_shows_images_where_its_annotation_leaves_nothing_else(returns: Any, is_image: bool) -> None:
+def test_a_tool_counts_as_returning_images_only_if_its_annotation_requires_it(returns: Any, is_image: bool) -> None:
     assert (image_in(annotated(returns), []) is not None) == is_image
 
 
-def test_what_only_sub_agents_or_another_model_see_is_no_reason_to_refuse() -> None:
+def test_images_only_for_sub_agents_or_other_models_are_no_reason_to_refuse() -> None:
     class Sub(Looks):
         @ag.tool(root=False)
         async def picture(self) -> ag.Image:
@@ -248,7 +248,7 @@ def test_what_only_sub_agents_or_another_model_see_is_no_reason_to_refuse() -> N
     assert image_in(Looks, [WORDS, SEEN]) == "the prompt of task 'seen' has an image, messages[0].content[1]"
 
 
-async def test_an_env_that_shows_images_is_checked_as_where_they_are_seen(caplog: pytest.LogCaptureFixture) -> None:
+async def test_check_env_gives_an_env_with_images_an_engine_with_vision(caplog: pytest.LogCaptureFixture) -> None:
     oracle = [call("look", how="alone"), say("a cat")]
     with caplog.at_level(logging.WARNING, "agentgym.testing.env_checks"):
         await check_env(Looks, WORDS, oracle=[say("a cat")])
@@ -259,7 +259,7 @@ async def test_an_env_that_shows_images_is_checked_as_where_they_are_seen(caplog
     assert [message.startswith(said) for message in caplog.messages] == [True, True]
 
 
-async def test_another_image_for_the_same_seed_is_found() -> None:
+async def test_a_different_image_for_the_same_seed_is_detected() -> None:
     class Random(Looks):
         drawn: ClassVar[list[int]] = []
 
@@ -289,7 +289,7 @@ async def test_another_image_for_the_same_seed_is_found() -> None:
         await check_env(Steps, WORDS, oracle=lambda text: say("a"))
 
 
-async def test_a_script_reads_a_word_about_each_image_and_what_an_endpoint_would_get_is_noted() -> None:
+async def test_a_script_sees_a_placeholder_per_image_and_requests_are_recorded() -> None:
     texts: list[str] = []
 
     def answer(text: str) -> Message:
@@ -303,7 +303,7 @@ async def test_a_script_reads_a_word_about_each_image_and_what_an_endpoint_would
     assert engine.asked[-1][-1]["tool_call_id"] == engine.asked[-1][1]["tool_calls"][0]["id"]
 
 
-def test_a_person_who_plays_reads_a_word_about_each_image(
+def test_a_human_player_sees_a_placeholder_per_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lines = tmp_path / "turns"
@@ -318,7 +318,7 @@ def test_a_person_who_plays_reads_a_word_about_each_image(
 
 
 class Nim(ag.Game):
-    """Ends with the first move."""
+    """A game that ends with the first move."""
 
     def start(self, seed: int) -> None:
         self.turn: int | None = 0
@@ -336,7 +336,7 @@ class Nim(ag.Game):
         return [1.0, -1.0]
 
 
-async def test_what_is_put_behind_a_prompt_leaves_its_images_in_their_place() -> None:
+async def test_text_appended_to_a_prompt_leaves_its_images_in_place() -> None:
     behind = text_part("three matches")
     asked = GameTask(id="g", prompt=["Play:", ag.Image(PNG)], seed=0, seat=0)
     rollout = await ag.rollout(Nim, asked, Seeing(Scripted([call("move", action="1"), say("over")])))
@@ -346,7 +346,7 @@ async def test_what_is_put_behind_a_prompt_leaves_its_images_in_their_place() ->
     assert first["content"] == [text_part("What is it?"), PART, behind]
 
 
-async def test_the_last_words_of_a_sub_agent_that_a_tool_stopped_are_text() -> None:
+async def test_the_last_message_of_a_sub_agent_stopped_by_a_tool_is_text() -> None:
     class Sends(Looks):
         heard: ClassVar[list[str]] = []
 
@@ -362,14 +362,14 @@ async def test_the_last_words_of_a_sub_agent_that_a_tool_stopped_are_text() -> N
     assert (rollout.error, Sends.heard) == (None, [SHOWN])
 
 
-async def test_an_agent_program_and_trl_are_given_text_alone() -> None:
+async def test_agent_programs_and_trl_accept_only_text() -> None:
     with pytest.raises(EnvError, match=r"^AgentEnv: messages\[0\]\.content\[1\]: an agent gets its prompt as text"):
         await ag.AgentEnv(SEEN).play(None, SEEN.prompt)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^prompt: task 'seen' has an image, but TRL gets only text"):
         _prompt(Looks, SEEN)
 
 
-async def test_other_libraries_are_given_the_contents_as_they_are_kept() -> None:
+async def test_other_libraries_get_the_contents_unchanged() -> None:
     class Shows(ag.Env[ag.Task]):
         async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return [Message(role="user", content=["Look:", ag.Image(PNG)])], {}

@@ -1,4 +1,4 @@
-"""Limits hold for a rollout with all that it starts, at once or in turn, and stand still while it is held up."""
+"""Limits cover a rollout and everything it starts, concurrently or in sequence, and are paused while it is held up."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ HELPERS = 8
 
 
 class Boss(ag.ToolEnv[ag.Task]):
-    """Asks eight sub-agents at once."""
+    """An env that queries eight sub-agents at once."""
 
     @ag.tool
     async def ask(self) -> str:
@@ -44,7 +44,10 @@ class Boss(ag.ToolEnv[ag.Task]):
 
 
 class Waiting(Scripted):
-    """Answers a turn later, as any engine does, and knows how much was asked of it at once."""
+    """An engine that answers one loop turn later, as any engine does.
+
+    It tracks how many tokens are requested at once.
+    """
 
     def __init__(self, reply: str) -> None:
         super().__init__(lambda text: say(reply) if "SUB" in text else call("ask"))
@@ -68,12 +71,12 @@ def limited(base: type[Any] = Boss, **limits: Any) -> type[Any]:
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 9, 10])
-async def test_the_limit_of_turns_holds_for_sub_agents_that_run_at_once(turns: int) -> None:
+async def test_the_turn_limit_holds_for_concurrent_sub_agents(turns: int) -> None:
     rollout = await ag.rollout(limited(turns=turns), TASK, Waiting("ok"))
     assert (rollout.stop_reason, rollout.metrics["turns"], len(rollout.messages)) == ("turns", turns, turns)
 
 
-async def test_the_limit_of_tokens_holds_for_sub_agents_that_run_at_once() -> None:
+async def test_the_token_limit_holds_for_concurrent_sub_agents() -> None:
     engine = Waiting("y" * 200)
     rollout = await ag.rollout(limited(tokens=400), TASK, engine)
     assert (rollout.stop_reason, rollout.sampled_tokens, rollout.reward) == ("tokens", 400, 1.0)
@@ -82,13 +85,13 @@ async def test_the_limit_of_tokens_holds_for_sub_agents_that_run_at_once() -> No
     assert {each.partition(":")[0] for each in answer["content"].split()} == {"answer", "tokens"}
 
 
-async def test_what_one_sub_agent_leaves_of_its_tokens_another_may_use() -> None:
+async def test_tokens_that_one_sub_agent_leaves_can_be_used_by_another() -> None:
     rollout = await ag.rollout(limited(tokens=400), TASK, Waiting("ok"))
     answers = DECODE(rollout.segments[0].token_ids.tolist())
     assert " ".join(["answer:2"] * HELPERS) in answers
 
 
-async def test_tokens_suffice_for_turns_at_once_and_none_of_them_waits() -> None:
+async def test_concurrent_turns_wait_only_if_tokens_do_not_suffice() -> None:
     engine = Waiting("ok")
     rollout = await ag.rollout(limited(tokens=10_000, turns=9, turn_tokens=100), TASK, engine)
     assert engine.most == HELPERS * 100
@@ -100,7 +103,7 @@ async def test_tokens_suffice_for_turns_at_once_and_none_of_them_waits() -> None
     assert (exact.most, short.most) == (HELPERS * 100, (HELPERS - 1) * 100)
 
 
-async def test_a_turn_that_was_cancelled_counts_neither_turns_nor_tokens() -> None:
+async def test_a_cancelled_turn_counts_toward_neither_turns_nor_tokens() -> None:
     class Impatient(Boss):
         @ag.tool(timeout_s=0.01)
         async def ask(self) -> str:
@@ -114,7 +117,7 @@ async def test_a_turn_that_was_cancelled_counts_neither_turns_nor_tokens() -> No
             return await super().generate(token_ids, **given)
 
     needed = 1000
-    for _ in range(2):  # at first with more tokens than it needs, then with exactly those
+    for _ in range(2):  # first with more tokens than needed, then with exactly those
         env = limited(Impatient, turns=2, tokens=needed)
         rollout = await ag.rollout(env, TASK, Silent([call("ask"), say("done")]))
         assert (rollout.stop_reason, rollout.metrics["turns"]) == ("answer", 2)
@@ -122,7 +125,7 @@ async def test_a_turn_that_was_cancelled_counts_neither_turns_nor_tokens() -> No
     assert needed < 1000
 
 
-async def test_a_summary_is_no_turn_of_a_sub_agent() -> None:
+async def test_a_summary_does_not_count_as_a_turn_of_a_sub_agent() -> None:
     class Asks(Boss):
         context = ag.Compact(at=None, turns=1)
 
@@ -145,7 +148,7 @@ async def test_a_summary_is_no_turn_of_a_sub_agent() -> None:
     assert DECODE(rollout.segments[0].token_ids.tolist()).count("sub<|im_end|>") == 1
 
 
-async def test_what_is_replied_twice_before_a_turn_is_read_in_that_order() -> None:
+async def test_two_replies_before_a_turn_are_read_in_order() -> None:
     class Replies(Boss):
         @ag.tool
         async def ask(self) -> str:
@@ -162,7 +165,7 @@ async def test_what_is_replied_twice_before_a_turn_is_read_in_that_order() -> No
     assert agent.index("yes") < agent.index("first word") < agent.index("second word") < agent.index("ok")
 
 
-async def test_a_sub_agent_that_a_tool_has_stopped_samples_no_more() -> None:
+async def test_a_sub_agent_that_a_tool_stopped_samples_no_more() -> None:
     seen: list[Any] = []
 
     class Stops(Boss):
@@ -205,13 +208,13 @@ class Pondering(Scripted):
         return await super().generate(token_ids, **given)
 
 
-def test_an_env_that_ended_in_time_is_graded_once_and_may_take_as_long_again() -> None:
+def test_an_env_that_ended_in_time_is_graded_once_with_the_full_time_limit() -> None:
     env: Any = type("Judged", (Judged,), {"begun": 0})
     rollout = run_in_virtual_time(ag.rollout(env, TASK, Pondering([say("done")])))
     assert (rollout.stop_reason, rollout.reward, env.begun) == ("answer", 1.0, 1)
 
 
-def test_a_grader_that_takes_longer_than_the_limit_fails_the_rollout_by_its_name() -> None:
+def test_a_grader_over_the_time_limit_fails_the_rollout_by_its_name() -> None:
     env: Any = type("Judged", (Judged,), {"begun": 0, "needs": 11.0})
     rollout = run_in_virtual_time(ag.rollout(env, TASK, Pondering([say("done")])))
     said = "EnvError: Judged.score: TimeoutError: not finished after 10 s (limits.seconds), at test_limits.py:"
@@ -220,7 +223,7 @@ def test_a_grader_that_takes_longer_than_the_limit_fails_the_rollout_by_its_name
 
 
 class Research(Boss):
-    """Its tool has less time than the trainer works."""
+    """An env whose tool has less time than the trainer needs."""
 
     limits = ag.Limits(seconds=20.0)
 
@@ -239,7 +242,10 @@ class Research(Boss):
 
 
 def held_at_the_door(seconds: float) -> Groups:
-    """A carried rollout whose tool's sub-agent waits at the door while the trainer works; each turn takes so long."""
+    """Run a carried rollout whose tool's sub-agent waits at the gate while the trainer works.
+
+    Each turn takes `seconds`.
+    """
 
     class Slow(Scripted):
         async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
@@ -268,12 +274,12 @@ def held_at_the_door(seconds: float) -> Groups:
     return run_in_virtual_time(play())
 
 
-def test_a_tools_own_limit_stands_still_at_the_shut_door() -> None:
+def test_a_tools_own_limit_is_paused_while_the_gate_is_shut() -> None:
     (rollout,) = held_at_the_door(4.0).rollouts
     assert (rollout.group_id, rollout.stop_reason, rollout.metrics["tool_errors"]) == ("slow", "answer", 0)
 
 
-def test_a_limit_goes_on_after_the_door_with_the_time_that_was_left() -> None:
+def test_a_limit_continues_after_the_gate_with_its_remaining_time() -> None:
     async def work() -> None:
         await asyncio.sleep(4.0)
         with off_the_clock():
@@ -288,7 +294,7 @@ def test_a_limit_goes_on_after_the_door_with_the_time_that_was_left() -> None:
     assert run_in_virtual_time(play()) == pytest.approx(110.0)
 
 
-def test_a_limit_says_what_is_left_while_it_stands_still() -> None:
+def test_a_paused_limit_reports_its_remaining_time() -> None:
     limit, left = TimeLimit(10.0), list[float]()
 
     async def work() -> None:
@@ -301,7 +307,7 @@ def test_a_limit_says_what_is_left_while_it_stands_still() -> None:
     assert left == [6.0]
 
 
-def test_a_limit_that_begins_while_the_host_works_runs_when_that_is_done() -> None:
+def test_a_limit_that_starts_while_clocks_are_stopped_runs_afterwards() -> None:
     async def play() -> float:
         with all_clocks_stopped():
             waiting = asyncio.create_task(TimeLimit(10.0).bound(asyncio.sleep(1000.0)))
@@ -313,7 +319,7 @@ def test_a_limit_that_begins_while_the_host_works_runs_when_that_is_done() -> No
     assert run_in_virtual_time(play()) == pytest.approx(110.0)
 
 
-def test_a_limit_stands_still_until_everybody_who_stopped_it_goes_on() -> None:
+def test_a_limit_is_paused_until_everything_that_paused_it_continues() -> None:
     async def hold(seconds: float) -> None:
         with off_the_clock():
             await asyncio.sleep(seconds)
@@ -332,7 +338,7 @@ def test_a_limit_stands_still_until_everybody_who_stopped_it_goes_on() -> None:
     assert run_in_virtual_time(play()) == pytest.approx(110.0)
 
 
-def test_a_limit_that_is_stopped_before_it_runs_begins_where_it_was_stopped() -> None:
+def test_a_limit_that_is_paused_before_it_runs_starts_from_the_pause() -> None:
     async def play() -> float:
         with TimeLimit(10.0) as limit:
             limit.pause()
@@ -347,7 +353,7 @@ def test_a_limit_that_is_stopped_before_it_runs_begins_where_it_was_stopped() ->
     assert run_in_virtual_time(play()) == pytest.approx(110.0)
 
 
-def test_a_limit_counts_the_time_before_its_work_first_waits() -> None:
+def test_a_limit_counts_the_time_before_its_work_first_awaits() -> None:
     async def work() -> None:
         asyncio.get_running_loop().advance(4.0)  # type: ignore[attr-defined]
         await asyncio.sleep(1000.0)
@@ -360,7 +366,7 @@ def test_a_limit_counts_the_time_before_its_work_first_waits() -> None:
     assert run_in_virtual_time(play()) == pytest.approx(10.0)
 
 
-def test_a_limit_gives_the_next_work_only_what_those_before_have_left() -> None:
+def test_a_limit_gives_later_work_only_the_remaining_time() -> None:
     async def compute() -> None:
         asyncio.get_running_loop().advance(3.0)  # type: ignore[attr-defined]
 
@@ -376,7 +382,7 @@ def test_a_limit_gives_the_next_work_only_what_those_before_have_left() -> None:
     assert run_in_virtual_time(play()) == pytest.approx(10.0)
 
 
-def test_what_a_task_starts_behind_the_work_of_a_limit_does_not_stop_its_next_work() -> None:
+def test_a_leftover_task_of_finished_work_does_not_pause_the_limits_next_work() -> None:
     async def hold() -> None:
         with off_the_clock():
             await asyncio.sleep(100.0)
@@ -393,7 +399,7 @@ def test_what_a_task_starts_behind_the_work_of_a_limit_does_not_stop_its_next_wo
     assert run_in_virtual_time(play()) == pytest.approx(10.0)
 
 
-def test_what_outlives_a_limit_cannot_start_it_again() -> None:
+def test_a_task_that_outlives_a_limit_cannot_restart_it() -> None:
     async def hold() -> None:
         with off_the_clock():
             await asyncio.sleep(100.0)

@@ -1,4 +1,4 @@
-"""Conversations that are sent whole each time: every sampled id stands once, as it was sampled."""
+"""Conversations that are sent in full each time: every sampled id is stored once, as it was sampled."""
 
 import asyncio
 from contextlib import suppress
@@ -20,7 +20,7 @@ def ask(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-async def test_a_conversation_that_is_extended_goes_on_in_its_segment_with_the_sampled_ids() -> None:
+async def test_an_extended_conversation_continues_its_segment_with_the_sampled_ids() -> None:
     rollout = Played(Drawing(calls=False))
     said = [SYSTEM, ask("one")]
     for text in ("two", "three", "four"):
@@ -29,7 +29,7 @@ async def test_a_conversation_that_is_extended_goes_on_in_its_segment_with_the_s
     check_exact(rollout.engine, [rollout.rollout()])
 
 
-async def test_an_answer_that_the_agent_sends_back_without_its_spaces_and_ids_is_known() -> None:
+async def test_an_answer_sent_back_without_spaces_and_ids_is_recognized() -> None:
     rollout = Played(
         Scripted([raw('  hm <tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'), say("done")])
     )
@@ -40,7 +40,7 @@ async def test_an_answer_that_the_agent_sends_back_without_its_spaces_and_ids_is
     assert rollout.shape == [("root", None, 2)]
 
 
-async def test_the_same_request_again_is_another_draw_in_a_fork() -> None:
+async def test_a_repeated_request_is_another_sample_in_a_fork() -> None:
     rollout = Played(Drawing(calls=False))
     answers = [await rollout.say(ask("go")) for _ in range(3)]
     assert rollout.shape == [("root", None, 1), ("fork", 0, 1), ("fork", 0, 1)]
@@ -48,7 +48,7 @@ async def test_the_same_request_again_is_another_draw_in_a_fork() -> None:
     check_exact(rollout.engine, [rollout.rollout()])
 
 
-async def test_a_later_request_again_forks_behind_the_ids_that_were_sampled() -> None:
+async def test_a_repeated_later_request_forks_after_the_sampled_ids() -> None:
     rollout = Played(Drawing(calls=False))
     first = await rollout.say(ask("go"))
     await rollout.say(ask("go"), first, ask("on"))
@@ -62,7 +62,7 @@ async def test_a_later_request_again_forks_behind_the_ids_that_were_sampled() ->
     check_exact(rollout.engine, [rollout.rollout()])
 
 
-async def test_branches_that_are_asked_at_once_are_forks_and_go_on_each_in_its_own() -> None:
+async def test_concurrent_branches_are_forks_and_continue_separately() -> None:
     rollout = Played(Drawing(calls=False))
     first = await rollout.say(ask("go"))
     start = [ask("go"), first]
@@ -74,7 +74,7 @@ async def test_branches_that_are_asked_at_once_are_forks_and_go_on_each_in_its_o
     check_exact(rollout.engine, [rollout.rollout()])
 
 
-async def test_an_edited_history_opens_a_segment_in_which_nothing_of_it_is_trained() -> None:
+async def test_an_edited_history_opens_a_segment_that_trains_none_of_it() -> None:
     rollout = Played(Drawing(calls=False))
     said = [ask("go")]
     for text in ("two", "three"):
@@ -87,7 +87,7 @@ async def test_an_edited_history_opens_a_segment_in_which_nothing_of_it_is_train
     check_exact(rollout.engine, [rollout.rollout()])
 
 
-async def test_a_summary_that_takes_the_place_of_all_turns_is_a_compaction_and_another_head_a_sub_agent() -> None:
+async def test_a_summary_of_all_turns_is_a_compaction_and_another_system_prompt_a_sub_agent() -> None:
     rollout = Played(Drawing(calls=False))
     await rollout.say(SYSTEM, ask("go"))
     await rollout.say(Message(role="system", content="You search."), ask("find"))
@@ -97,7 +97,7 @@ async def test_a_summary_that_takes_the_place_of_all_turns_is_a_compaction_and_a
     check_exact(rollout.engine, [rollout.rollout()])
 
 
-async def test_two_same_answers_to_a_request_are_two_turns_and_either_goes_on() -> None:
+async def test_two_equal_answers_to_a_request_are_two_turns_and_either_can_continue() -> None:
     rollout = Played(Scripted([say("yes"), say("yes"), say("a"), say("b"), say("c")]))
     for _ in range(2):
         await rollout.say(ask("go"))
@@ -106,7 +106,7 @@ async def test_two_same_answers_to_a_request_are_two_turns_and_either_goes_on() 
     assert rollout.shape == [("root", None, 2), ("fork", 0, 2), ("fork", 1, 1)]
 
 
-async def test_a_cancelled_request_leaves_its_conversation_to_the_same_request() -> None:
+async def test_a_cancelled_request_leaves_its_conversation_to_a_repeated_request() -> None:
     rollout = Played(Drawing(calls=False))
     first = await rollout.say(ask("go"))
     rollout.engine.gate.clear()
@@ -123,7 +123,7 @@ async def test_a_cancelled_request_leaves_its_conversation_to_the_same_request()
     check_exact(rollout.engine, [rollout.rollout()])
 
 
-async def test_an_answer_that_was_cut_is_served_and_goes_on() -> None:
+async def test_an_answer_that_was_cut_is_returned_and_can_be_continued() -> None:
     rollout = Played(Scripted([say("a long answer"), say("on")]))
     cut = await rollout.policy.answer(request(ask("go"), max_tokens=6))
     assert (cut.end, cut.message["content"], cut.sampled_tokens) == ("length", "a long", 6)
@@ -132,7 +132,7 @@ async def test_an_answer_that_was_cut_is_served_and_goes_on() -> None:
     assert [turn.finish_reason for turn in rollout.rollout().segments[0].turns] == ["length", "stop"]
 
 
-async def test_a_call_without_tools_and_a_malformed_call_are_served_as_the_text_that_was_written() -> None:
+async def test_unparsable_calls_and_calls_without_tools_are_returned_as_text() -> None:
     written = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     rollout = Played(Scripted([call("look"), call("look"), raw("<tool_call>{oops</tool_call>"), say("on")]))
     bare = await rollout.say(ask("go"))
@@ -158,7 +158,7 @@ async def test_the_limits_of_the_rollout_are_errors_and_change_nothing() -> None
     assert rollout.shape == [("root", None, 2)]
 
 
-async def test_the_limit_of_tokens_ends_a_turn_and_then_the_rollout() -> None:
+async def test_the_token_limit_ends_a_turn_and_then_the_rollout() -> None:
     rollout = Played(Scripted([say("12345678")]), ag.Limits(tokens=5))
     cut = await rollout.policy.answer(request(ask("go")))
     assert (cut.end, cut.message["content"]) == ("length", "12345")
@@ -167,7 +167,7 @@ async def test_the_limit_of_tokens_ends_a_turn_and_then_the_rollout() -> None:
     assert over.value.reason == "tokens"
 
 
-async def test_what_the_template_refuses_is_an_error_that_says_so() -> None:
+async def test_a_template_refusal_is_a_clear_error() -> None:
     class Strict(Drawing):
         def __init__(self) -> None:
             super().__init__()
@@ -180,7 +180,7 @@ async def test_what_the_template_refuses_is_an_error_that_says_so() -> None:
         await Played(Strict()).say(ask("go"))
 
 
-async def test_where_a_template_rewrites_the_end_of_a_turn_the_rest_of_it_stays() -> None:
+async def test_if_a_template_rewrites_the_end_of_a_turn_the_rest_of_it_is_kept() -> None:
     rollout = Played(Scripted([raw("x" * 40), raw("y" * 40), raw("z" * 40)], tokenizer=Unmarked()))
     first = await rollout.say(ask("go"))
     await rollout.say(ask("go"), first, ask("on"))
@@ -189,7 +189,7 @@ async def test_where_a_template_rewrites_the_end_of_a_turn_the_rest_of_it_stays(
     assert rollout.rollout().sampled_tokens == 3 * 41 - 1
 
 
-async def test_where_a_template_rewrites_what_was_before_a_new_segment_goes_on() -> None:
+async def test_if_a_template_rewrites_earlier_messages_a_new_segment_continues() -> None:
     rollout = Played(Scripted([raw("x"), raw("y"), raw("z")], tokenizer=Rewriting()))
     said = [ask("go")]
     for text in ("on", "on", "end"):

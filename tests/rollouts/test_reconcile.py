@@ -1,4 +1,4 @@
-"""Prompts that come back as ids: clean, realigned or a new segment, and each sampled id trained once (vectors T8)."""
+"""Prompts that come back as ids: clean, realigned or a new segment; each sampled id is trained once (vectors T8)."""
 
 from array import array
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def sampled(*ids: int) -> Completion:
 
 
 def held(prompt: Sequence[int], completion: Completion) -> OpenSegment:
-    """A segment that read a prompt and sampled an answer."""
+    """Return a segment that read a prompt and sampled an answer."""
     segment = OpenSegment(index=0, parent=None, kind="root", session="0", context_tokens=64)
     segment.extend(prompt)
     segment.append(completion, array("q", completion.token_ids.tolist()), say(""), seconds=0.0, number=0)
@@ -27,11 +27,11 @@ def held(prompt: Sequence[int], completion: Completion) -> OpenSegment:
 FIRST = ([1, 2, 3], sampled(10, 11))
 
 
-def test_a_prompt_that_extends_what_was_sampled_is_clean() -> None:
+def test_a_prompt_that_extends_the_sampled_ids_is_clean() -> None:
     assert reconcile(held(*FIRST), [1, 2, 3, 10, 11, 20, 21]) == (Drift.CLEAN, 5)
 
 
-def test_a_short_drift_is_taken_over_and_not_trained() -> None:
+def test_a_short_drift_is_adopted_and_not_trained() -> None:
     segment, prompt = held(*FIRST), [1, 2, 3, 10, 12]
     match = reconcile(segment, prompt)
     assert match == (Drift.REALIGN, 4)
@@ -41,7 +41,7 @@ def test_a_short_drift_is_taken_over_and_not_trained() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0, 8, 1000])
-def test_a_prompt_that_departs_before_the_last_response_is_a_fork(threshold: int) -> None:
+def test_a_prompt_that_diverges_before_the_last_response_is_a_fork(threshold: int) -> None:
     assert reconcile(held(*FIRST), [1, 9, 3, 10, 11], realign_tokens=threshold) == (Drift.FORK, 1)
 
 
@@ -50,16 +50,16 @@ def test_a_long_drift_is_a_fork() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "drift"), [(2, Drift.REALIGN), (1, Drift.FORK)])
-def test_as_many_ids_as_may_be_given_up_are_given_up(threshold: int, drift: Drift) -> None:
+def test_up_to_realign_tokens_ids_are_given_up(threshold: int, drift: Drift) -> None:
     assert reconcile(held([1], sampled(5, 6, 7)), [1, 5, 9], realign_tokens=threshold).drift is drift
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3, 12], [1, 2, 3]])
-def test_a_response_of_which_nothing_is_left_keeps_its_segment(prompt: list[int]) -> None:
+def test_a_prompt_that_keeps_none_of_the_response_is_a_fork(prompt: list[int]) -> None:
     assert reconcile(held(*FIRST), prompt) == (Drift.FORK, 3)
 
 
-def test_versions_of_what_was_given_up_are_given_up_too() -> None:
+def test_versions_of_dropped_ids_are_dropped_too() -> None:
     versions = (Version(0, 4), Version(2, 5))
     moved = Completion(
         token_ids=np.array([10, 11, 12]), logprobs=np.full(3, -0.5), finish_reason="stop", versions=versions

@@ -1,4 +1,4 @@
-"""One env, one engine, one rollout: which tokens it holds, which limits end it, and which engine calls it made."""
+"""One env, one engine, one rollout: its tokens, the limits that end it, and its engine calls."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ OPENED = len(ByteTokenizer().encode("<|im_start|>user\nGo.<|im_end|>\n<|im_start
 
 
 class Desk(ag.Env[ag.Task]):
-    """Answers each turn with an echo, ends at "bye", and is worth 1 when the end was scored."""
+    """An env that echoes each turn, ends at "bye", and gives 1 when the end is scored."""
 
     async def step(self, action: Message) -> ag.StepResult:
         echo = Message(role="user", content=f"you said {action['content']}")
@@ -35,7 +35,7 @@ class Desk(ag.Env[ag.Task]):
 
 
 class Spy(Scripted):
-    """Notes what it was asked."""
+    """An engine that records its requests."""
 
     def __init__(self, replies: Any, **settings: Any) -> None:
         super().__init__(replies, **settings)
@@ -69,7 +69,7 @@ def forever(text: str) -> Reply:
     return say("on")
 
 
-async def test_a_rollout_holds_what_was_shown_and_what_was_written_and_knows_which_is_which() -> None:
+async def test_a_rollout_distinguishes_sampled_tokens_from_context_tokens() -> None:
     rollout = await play(Desk, [say("hi"), say("bye")])
     (segment,) = rollout.segments
     assert DECODE(segment.token_ids.tolist()) == (
@@ -82,7 +82,7 @@ async def test_a_rollout_holds_what_was_shown_and_what_was_written_and_knows_whi
     assert (segment.kind, segment.parent, rollout.metrics["turns"]) == ("root", None, 2)
 
 
-async def test_the_seconds_of_a_rollout_hold_those_of_its_turns_and_their_answers() -> None:
+async def test_the_seconds_of_a_rollout_include_those_of_its_turns_and_env() -> None:
     begun = time.perf_counter()
     rollout = await play(Desk, [say("hi"), say("bye")])
     parts = [(turn.seconds, turn.env_seconds) for turn in rollout.segments[0].turns]
@@ -90,13 +90,13 @@ async def test_the_seconds_of_a_rollout_hold_those_of_its_turns_and_their_answer
     assert sum(map(sum, parts)) <= rollout.metrics["seconds"] <= time.perf_counter() - begun
 
 
-async def test_the_reward_is_the_steps_and_the_score_of_the_end_together() -> None:
+async def test_the_reward_is_the_sum_of_step_rewards_and_final_score() -> None:
     rollout = await play(Desk, [say("hi"), say("bye")])
     assert rollout.reward == 0.25 + 0.25 + 1.0
     assert (rollout.rewards, rollout.stop_reason) == ({"scored": 1.0}, "done")
 
 
-async def test_an_env_that_ends_by_itself_is_not_scored_again_and_names_its_reason() -> None:
+async def test_an_env_that_names_its_rewards_at_the_end_is_not_scored_again() -> None:
     class Ends(Desk):
         async def step(self, action: Message) -> ag.StepResult:
             return ag.StepResult([], 0.0, True, False, {"stop_reason": "won", "rewards": {"prize": 2.0}})
@@ -133,7 +133,7 @@ def test_past_its_seconds_a_rollout_is_truncated_and_scored() -> None:
     assert wrote(rollout.segments[0]) == ["hi<|im_end|>"]
 
 
-async def test_an_output_past_the_context_is_cut_in_ids_mask_and_logprobs_together_and_the_rollout_is_scored() -> None:
+async def test_an_output_beyond_the_context_is_cut_consistently_and_the_rollout_is_scored() -> None:
     class Loud(Desk):
         async def step(self, action: Message) -> ag.StepResult:
             return ag.StepResult([Message(role="tool", content="x" * 1000)], 0.0, False, False, {})
@@ -150,7 +150,7 @@ def about_the_context(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "the engine's context" in record.getMessage()]
 
 
-async def test_a_rollout_that_ends_at_the_engines_context_is_warned_of_once_for_each_env_and_engine(
+async def test_ending_at_the_engines_context_is_warned_about_once_per_env_and_engine(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     env, other = limited(), limited(turns=3)
@@ -165,7 +165,7 @@ async def test_a_rollout_that_ends_at_the_engines_context_is_warned_of_once_for_
     assert len(about_the_context(caplog)) == 3
 
 
-async def test_a_rollout_that_ends_at_its_envs_own_context_or_fits_the_engines_is_not_warned_of(
+async def test_ending_at_the_envs_own_context_causes_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert (await play(limited(context_tokens=OPENED + 40), forever)).stop_reason == "context"
@@ -173,7 +173,7 @@ async def test_a_rollout_that_ends_at_its_envs_own_context_or_fits_the_engines_i
     assert about_the_context(caplog) == []
 
 
-async def test_the_token_limit_of_a_turn_is_clamped_to_what_is_left_of_the_context() -> None:
+async def test_a_turns_token_limit_is_clamped_to_the_remaining_context() -> None:
     engine = Spy([say("hi"), say("bye")], context_tokens=150)
     await play(limited(turn_tokens=100), engine)
     first, second = engine.asked
@@ -181,14 +181,14 @@ async def test_the_token_limit_of_a_turn_is_clamped_to_what_is_left_of_the_conte
     assert second["max_tokens"] == 150 - len(second["token_ids"]) < 100
 
 
-async def test_sampling_may_ask_for_shorter_turns_and_never_for_longer_ones() -> None:
+async def test_sampling_may_shorten_turns_but_never_lengthen_them() -> None:
     for asked, given in ((3, 3), (200, 100)):
         engine = Spy([say("bye")])
         await play(limited(turn_tokens=100), engine, sampling=ag.Sampling(max_tokens=asked))
         assert engine.asked[0]["max_tokens"] == given
 
 
-async def test_the_tokens_of_a_malformed_call_are_sampled_and_its_answer_is_not() -> None:
+async def test_a_malformed_calls_tokens_are_sampled_and_its_answer_is_not() -> None:
     class Tools(ag.ToolEnv[ag.Task]):
         @ag.reward
         def malformed(self) -> float:
@@ -218,13 +218,13 @@ async def test_compaction_carries_prompt_and_summary_and_trains_each_token_once(
     assert engine.released == ["t/0/0", "t/0/1", "t/0/2"]
 
 
-async def test_no_summary_is_asked_for_behind_the_last_turn() -> None:
+async def test_no_summary_is_requested_after_the_last_turn() -> None:
     last = limited(context=ag.Compact(at=None, turns=1), turns=1)
     rollout = await play(last, [say("hi")])
     assert (rollout.stop_reason, len(rollout.segments), rollout.error) == ("turns", 1, None)
 
 
-async def test_compaction_comes_when_the_context_is_full_enough() -> None:
+async def test_compaction_happens_when_the_context_is_full_enough() -> None:
     early = limited(context=ag.Compact(at=0.15), context_tokens=600, turns=3)
     rollout = await play(early, [say("x" * 80), say("sum"), say("y"), say("z")])
     assert [wrote(s) for s in rollout.segments] == [
@@ -235,7 +235,7 @@ async def test_compaction_comes_when_the_context_is_full_enough() -> None:
 
 
 class Rewriting(ByteTokenizer):
-    """A template that shows only the last user message."""
+    """A template that renders only the last user message."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         last = max(i for i, m in enumerate(messages) if m["role"] == "user")
@@ -243,7 +243,7 @@ class Rewriting(ByteTokenizer):
         return super().render(shown, tools, generation=generation)
 
 
-async def test_where_the_template_rewrites_a_new_segment_opens_and_each_token_is_trained_once() -> None:
+async def test_if_the_template_rewrites_a_new_segment_opens_and_each_token_is_trained_once() -> None:
     engine = Spy([say("one"), say("two"), say("bye")], tokenizer=Rewriting())
     rollout = await play(Desk, engine)
     assert [(s.kind, s.parent) for s in rollout.segments] == [("root", None), ("rerender", 0), ("rerender", 1)]
@@ -254,14 +254,14 @@ async def test_where_the_template_rewrites_a_new_segment_opens_and_each_token_is
 
 
 class Unmarked(ByteTokenizer):
-    """A template that leaves the end mark of past turns out."""
+    """A template that omits the end token of past turns."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         text = super().render(messages, tools, generation=generation)
         return re.sub(r"(<\|im_start\|>assistant\n[^<]*)<\|im_end\|>", r"\1", text) if generation else text
 
 
-async def test_where_the_template_changes_the_end_of_a_turn_its_segment_goes_on_and_that_end_is_not_trained() -> None:
+async def test_if_the_template_changes_a_turns_end_its_segment_continues_without_that_end() -> None:
     rollout = await play(Desk, Scripted([say("hi"), say("bye")], tokenizer=Unmarked()))
     (segment,) = rollout.segments
     assert wrote(segment) == ["hi", "bye<|im_end|>"]
@@ -273,7 +273,7 @@ async def test_where_the_template_changes_the_end_of_a_turn_its_segment_goes_on_
 
 
 class Strict(ByteTokenizer):
-    """A template that refuses an empty turn, so that marks which the model typed cannot be told apart by one."""
+    """A template that refuses an empty turn, so one can't be used to recognize special tokens that the model typed."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         if any(message["role"] == "assistant" and not message["content"] for message in messages):
@@ -281,14 +281,14 @@ class Strict(ByteTokenizer):
         return super().render(messages, tools, generation=generation)
 
 
-async def test_where_the_whole_chat_is_rendered_and_shows_the_turn_as_it_was_its_segment_goes_on() -> None:
+async def test_a_segment_continues_if_the_rendered_chat_shows_the_turn_unchanged() -> None:
     rollout = await play(Desk, Scripted([say("<|im_end|> in letters"), say("bye")], tokenizer=Strict()))
     (segment,) = rollout.segments
     assert wrote(segment) == ["<|im_end|> in letters<|im_end|>", "bye<|im_end|>"]
     assert "you said <|im_end|> in letters" in DECODE(segment.token_ids[~segment.sampled].tolist())
 
 
-async def test_the_same_seed_asks_the_engine_with_the_same_seeds_and_no_two_turns_share_one() -> None:
+async def test_the_same_seed_gives_the_same_request_seeds_and_no_two_turns_share_one() -> None:
     async def seeds(seed: int, rollout_id: str) -> list[int]:
         engine = Spy([say("hi"), say("ho"), say("bye")])
         await play(Desk, engine, seed=seed, rollout_id=rollout_id)
@@ -299,7 +299,7 @@ async def test_the_same_seed_asks_the_engine_with_the_same_seeds_and_no_two_turn
     assert len({*first, *await seeds(2, "t/0"), *await seeds(1, "t/1")}) == 9
 
 
-async def test_without_a_seed_the_seed_is_zero_and_the_engine_is_asked_with_seeds_of_63_bits() -> None:
+async def test_the_default_seed_is_zero_and_request_seeds_have_63_bits() -> None:
     without, zero = (Spy([say("hi"), say("ho"), say("bye")]) for _ in range(2))
     await play(Desk, without)
     await play(Desk, zero, seed=0)
@@ -307,7 +307,7 @@ async def test_without_a_seed_the_seed_is_zero_and_the_engine_is_asked_with_seed
     assert all(0 <= request["seed"] < 2**63 for request in zero.asked)
 
 
-async def test_an_env_with_a_sandbox_gets_a_sandbox_and_the_rollout_notes_its_digest(
+async def test_an_env_with_a_sandbox_gets_one_and_the_rollout_records_its_digest(
     sandboxes: FakeSandboxPool,
 ) -> None:
     class Boxed(Desk):
@@ -319,7 +319,7 @@ async def test_an_env_with_a_sandbox_gets_a_sandbox_and_the_rollout_notes_its_di
     assert len(sandboxes.made) == 1
 
 
-async def test_an_env_is_closed_once_and_before_its_sandbox_goes_back(sandboxes: FakeSandboxPool) -> None:
+async def test_an_env_is_closed_once_and_before_its_sandbox_is_returned(sandboxes: FakeSandboxPool) -> None:
     leased: list[int] = []
 
     class Boxed(Desk):

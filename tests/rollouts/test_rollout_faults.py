@@ -1,4 +1,4 @@
-"""What goes wrong in env, tool, sandbox or engine: no score, never a 0, nothing left open."""
+"""Faults in env, tool, sandbox or engine: no score instead of a 0, and nothing left open."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ SCRIPT = [call("look"), say("done")]
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """Knows how often it was closed."""
+    """An env that counts how often it was closed."""
 
     sandbox_spec = ag.AnySandbox()
     closed: list[ag.Task]
@@ -116,7 +116,7 @@ NO_NUMBER = ag.StepResult([], float("nan"), True, False, {})
         ),
     ],
 )
-async def test_a_failing_env_is_a_rollout_without_a_reward_that_keeps_its_segments(
+async def test_a_failing_env_gives_a_rollout_without_a_reward_that_keeps_its_segments(
     env: type[Desk], error: str, written: int, sandboxes: FakeSandboxPool
 ) -> None:
     rollout = await ag.rollout(env, TASK, Scripted(SCRIPT), sandboxes=sandboxes)
@@ -126,7 +126,7 @@ async def test_a_failing_env_is_a_rollout_without_a_reward_that_keeps_its_segmen
     assert sandboxes.leased == []
 
 
-def test_a_score_that_never_comes_is_a_rollout_without_a_reward_that_keeps_its_segments(
+def test_a_score_that_never_arrives_gives_a_rollout_without_a_reward(
     sandboxes: FakeSandboxPool,
 ) -> None:
     env = desk(limits=ag.Limits(turns=1, seconds=10), score=forever)
@@ -142,7 +142,7 @@ async def test_a_failing_tool_is_an_answer_and_the_rollout_is_scored(sandboxes: 
 
 
 class Faulty(Scripted):
-    """Plays one reply and then does as it was told."""
+    """An engine that plays one reply and then does what the test specified."""
 
     def __init__(self, then: Callable[..., Any], *, method: str = "generate") -> None:
         super().__init__(SCRIPT)
@@ -161,7 +161,7 @@ class Faulty(Scripted):
 
 
 class Loose(Scripted):
-    """Answers with an object that has a Completion's fields, and none of its laws."""
+    """An engine whose answers have a Completion's fields but none of its invariants."""
 
     async def generate(self, token_ids: Sequence[int], **given: Any) -> Any:
         return SimpleNamespace(token_ids=[65], logprobs=[-1.0], finish_reason="stop", versions=())
@@ -188,7 +188,7 @@ class Aborting(Scripted):
         pytest.param(Faulty(OOPS, method="release"), "EngineError: release: .*oops", 2, id="cannot_release"),
     ],
 )
-async def test_a_failing_engine_is_a_rollout_without_a_reward_that_keeps_its_finished_turns(
+async def test_a_failing_engine_gives_no_reward_and_keeps_finished_turns(
     engine: Scripted, error: str, written: int, sandboxes: FakeSandboxPool
 ) -> None:
     env = desk()
@@ -199,7 +199,7 @@ async def test_a_failing_engine_is_a_rollout_without_a_reward_that_keeps_its_fin
 
 
 @pytest.mark.parametrize(("kind", "named"), [(SandboxError, "SandboxError: none"), (OSError, "SandboxError: .*none")])
-async def test_a_sandbox_that_cannot_be_had_is_a_rollout_without_a_reward(kind: type[Exception], named: str) -> None:
+async def test_an_unavailable_sandbox_gives_a_rollout_without_a_reward(kind: type[Exception], named: str) -> None:
     def refuse() -> Sandbox:
         raise kind("none")
 
@@ -208,13 +208,13 @@ async def test_a_sandbox_that_cannot_be_had_is_a_rollout_without_a_reward(kind: 
     assert re.match(named, rollout.error or "")
 
 
-async def test_what_a_tool_echoes_need_not_be_whole_characters(sandboxes: FakeSandboxPool) -> None:
+async def test_a_tool_may_return_a_lone_surrogate(sandboxes: FakeSandboxPool) -> None:
     rollout = await ag.rollout(desk(see=giving("\ud83d")), TASK, Scripted(SCRIPT), sandboxes=sandboxes)
     assert rollout.reward == 1.0
 
 
 class Watched(FakeSandboxPool):
-    """Says when a rollout waits for a sandbox that never comes free."""
+    """A pool that signals when a rollout waits for a sandbox that is never returned."""
 
     def __init__(self, reached: asyncio.Event) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class Watched(FakeSandboxPool):
 
 
 @pytest.mark.parametrize("where", ["lease", "setup", "generate", "see", "score", "close"])
-async def test_a_cancelled_rollout_closes_its_env_gives_its_sandbox_back_and_stays_cancelled(where: str) -> None:
+async def test_a_cancelled_rollout_closes_its_env_returns_its_sandbox_and_stays_cancelled(where: str) -> None:
     reached = asyncio.Event()
 
     async def wait(*args: Any, **kwargs: Any) -> Any:
@@ -265,7 +265,7 @@ async def test_a_close_that_fails_does_not_swallow_a_cancellation(sandboxes: Fak
 
 @pytest.mark.parametrize("kind", [GeneratorExit, SystemExit, type("Odd", (BaseException,), {})])
 @pytest.mark.parametrize("where", ["setup", "reset", "step", "score", "close"])
-async def test_an_error_that_is_no_exception_fails_its_rollout_alone(kind: type[BaseException], where: str) -> None:
+async def test_a_base_exception_fails_only_its_rollout(kind: type[BaseException], where: str) -> None:
     sound = getattr(Desk, where)
 
     async def method(self: Desk, *args: Any, **given: Any) -> Any:

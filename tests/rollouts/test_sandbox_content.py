@@ -1,4 +1,4 @@
-"""What the policy left in its sandbox is scored: no content of a sandbox turns a reward into None."""
+"""Content that the policy left in its sandbox is scored: no content of a sandbox turns a reward into None."""
 
 import asyncio
 import logging
@@ -19,18 +19,18 @@ FILES: dict[str, str | bytes] = {"folder/inner": "x", "large": "x" * 200, "latin
 
 
 class Reads(ag.ToolEnv[ag.Task]):
-    """An env whose only file is what the model names in its answer."""
+    """An env whose only file is named by the model's answer."""
 
     sandbox_spec = ag.AnySandbox()
 
     @ag.reward
     async def kept(self) -> float:
-        """Another reward, which counts on."""
+        """Another reward, which still counts."""
         return 0.25
 
 
 async def played(env: type[ag.Env[Any]], answer: str = "missing") -> ag.Rollout:
-    """One rollout with that answer, in a sandbox with FILES."""
+    """Run one rollout with that answer, in a sandbox with FILES."""
     return await ag.rollout(
         env, TASK, Scripted([say(answer)]), sandboxes=FakeSandboxPool(lambda: FakeSandbox(files=FILES))
     )
@@ -101,7 +101,7 @@ class Archives(Reads):
 
 
 class Runs(Reads):
-    """An env that hands the model's text to programs."""
+    """An env that passes the model's text to programs."""
 
     @ag.reward
     async def right(self) -> float:
@@ -115,11 +115,11 @@ ENVS = [ReadsBytes, ReadsText, ReadsFromAThread, ReadsInAGroup, SaysItOtherwise,
 SANDBOX_CONTENT = SandboxContentError.counted
 BAD = ["missing", "large", "../out", "a\0b", "folder/../.."]
 LINE = Path(__file__).read_text().splitlines().index("class ReadsText(Reads):") + 4
-"""Where ReadsText reads."""
+"""The line at which ReadsText reads."""
 
 
 @pytest.mark.parametrize("env", ENVS, ids=[env.__name__ for env in ENVS])
-async def test_a_reward_that_meets_spoiled_content_is_zero_and_counted(env: type[ag.Env[Any]]) -> None:
+async def test_a_reward_that_meets_unusable_content_is_zero_and_counted(env: type[ag.Env[Any]]) -> None:
     for answer in BAD:
         rollout = await played(env, answer)
         assert (rollout.failure, rollout.reward, rollout.rewards) == (None, 0.25, {"kept": 0.25, "right": 0.0}), answer
@@ -130,11 +130,11 @@ async def test_a_reward_that_meets_spoiled_content_is_zero_and_counted(env: type
 
 
 @pytest.mark.parametrize("answer", ["folder", "latin"])
-async def test_a_folder_and_bytes_that_are_no_text_are_spoiled_content_too(answer: str) -> None:
+async def test_a_folder_and_invalid_text_are_unusable_content_too(answer: str) -> None:
     assert (await played(ReadsText, answer)).reward == 0.25
 
 
-async def test_such_a_reward_is_shown_and_logged_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_such_a_reward_is_displayed_and_logged_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
     class Shown(ReadsText):
         pass
 
@@ -168,7 +168,7 @@ async def test_a_mistake_of_the_env_in_a_reward_stays_a_failure() -> None:
     assert rollout.failure.type == "EnvError"
 
 
-async def test_a_sandbox_that_fails_of_itself_stays_a_failure() -> None:
+async def test_a_sandbox_that_fails_by_itself_stays_a_failure() -> None:
     class Dying(Reads):
         @ag.reward
         async def right(self) -> float:
@@ -181,7 +181,7 @@ async def test_a_sandbox_that_fails_of_itself_stays_a_failure() -> None:
 
 
 class Scores(ag.Env[ag.Task]):
-    """An env without tools, which ends at the first answer."""
+    """An env without tools that ends at the first answer."""
 
     sandbox_spec = ag.AnySandbox()
 
@@ -189,7 +189,7 @@ class Scores(ag.Env[ag.Task]):
         return ag.StepResult([], 0.5, True, False, {})
 
 
-async def test_a_score_of_its_own_that_meets_spoiled_content_adds_nothing() -> None:
+async def test_a_score_method_that_meets_unusable_content_adds_nothing() -> None:
     class Scored(Scores):
         async def score(self) -> dict[str, float]:
             return {"right": float(await self.sandbox.read_text("missing") == "1")}
@@ -198,7 +198,7 @@ async def test_a_score_of_its_own_that_meets_spoiled_content_adds_nothing() -> N
     assert (rollout.failure, rollout.reward, rollout.metrics[SANDBOX_CONTENT]) == (None, 0.5, 1.0)
 
 
-async def test_a_step_that_meets_spoiled_content_ends_a_rollout_that_is_scored() -> None:
+async def test_a_step_that_meets_unusable_content_ends_the_rollout_which_is_scored() -> None:
     class Steps(Scores):
         async def step(self, action: ag.Message) -> ag.StepResult:
             await self.sandbox.read_text("missing")
@@ -211,7 +211,7 @@ async def test_a_step_that_meets_spoiled_content_ends_a_rollout_that_is_scored()
     assert (rollout.failure, rollout.reward, rollout.stop_reason) == (None, 0.25, SANDBOX_CONTENT)
 
 
-async def test_a_close_that_meets_spoiled_content_takes_no_reward_away() -> None:
+async def test_a_close_that_meets_unusable_content_keeps_the_reward() -> None:
     class Closes(Reads):
         async def close(self) -> None:
             await self.sandbox.read("missing")
@@ -219,7 +219,7 @@ async def test_a_close_that_meets_spoiled_content_takes_no_reward_away() -> None
     assert (await played(Closes)).reward == 0.25
 
 
-async def test_spoiled_content_before_the_first_turn_is_a_failure() -> None:
+async def test_unusable_content_before_the_first_turn_is_a_failure() -> None:
     class Begins(Reads):
         async def setup(self) -> None:
             await self.sandbox.read("missing")
@@ -230,7 +230,7 @@ async def test_spoiled_content_before_the_first_turn_is_a_failure() -> None:
     assert rollout.failure.type == "EnvError"
 
 
-async def test_a_group_reward_that_meets_spoiled_content_adds_nothing() -> None:
+async def test_a_group_reward_that_meets_unusable_content_adds_nothing() -> None:
     class Grouped(Reads):
         @classmethod
         async def group_reward(
@@ -245,7 +245,7 @@ async def test_a_group_reward_that_meets_spoiled_content_adds_nothing() -> None:
     assert sum(each.metrics[SANDBOX_CONTENT] for each in added) == 1.0
 
 
-async def test_in_a_tool_the_model_reads_what_is_wrong() -> None:
+async def test_unusable_content_in_a_tool_is_an_error_that_the_model_reads() -> None:
     class Shows(Reads):
         @ag.tool
         async def show(self, path: str) -> str:
@@ -258,7 +258,7 @@ async def test_in_a_tool_the_model_reads_what_is_wrong() -> None:
     assert rollout.reward == 0.25
 
 
-def test_the_errors_are_those_that_python_has_for_such_things_too() -> None:
+def test_content_errors_are_subclasses_of_pythons_own() -> None:
     assert issubclass(MissingContent, FileNotFoundError)
     assert issubclass(NotAFile, ValueError)
     assert issubclass(SandboxContentError, ag.ToolError)

@@ -1,4 +1,4 @@
-"""What is kept when a context is cut, and which limits end or repeat a rollout."""
+"""The messages kept when a context is cut, and the limits that end or retry a rollout."""
 
 import time
 from array import array
@@ -32,7 +32,7 @@ def user(text: str) -> Message:
 
 
 class Desk(ag.Env[ag.Task]):
-    """Answers each turn with an echo."""
+    """An env that echoes each turn."""
 
     async def step(self, action: Message) -> ag.StepResult:
         return ag.StepResult([user(f"you said {action['content']}")], 0.0, action["content"] == "bye", False, {})
@@ -65,7 +65,7 @@ async def test_a_window_slides_when_the_context_is_full_enough() -> None:
     assert len(rollout.segments) > 1
 
 
-async def test_what_a_compaction_keeps_is_a_policy() -> None:
+async def test_a_compactions_keep_argument_may_be_a_policy() -> None:
     compact = ag.Compact(at=None, turns=2, keep=KeepLast(1))
     rollout = await play([say("a"), say("b"), say("all so far"), say("bye")], context=compact)
     assert shown(rollout.segments[1]) == ByteTokenizer().render(
@@ -74,7 +74,7 @@ async def test_what_a_compaction_keeps_is_a_policy() -> None:
     assert rollout.segments[1].kind == "compaction"
 
 
-async def test_any_function_can_be_the_policy_and_its_failure_is_the_envs() -> None:
+async def test_any_function_can_be_the_keep_policy_and_its_failure_is_the_envs() -> None:
     own = ag.Compact(at=None, turns=1, keep=lambda first, since, summary: [user(f"{len(since)} {summary}")])
     rollout = await play([say("a"), say("sum"), say("bye")], context=own)
     assert "2 sum" in shown(rollout.segments[1])
@@ -86,7 +86,7 @@ async def test_any_function_can_be_the_policy_and_its_failure_is_the_envs() -> N
 
 
 class Loud(ag.ToolEnv[ag.Task]):
-    """Its tool's answer takes so much of the context."""
+    """An env whose tool's answer takes up `size` characters of the context."""
 
     limits = Limits(turns=9, context_tokens=2000)
     size = 0
@@ -107,7 +107,7 @@ def looks(text: str) -> Message:
 
 @pytest.mark.parametrize("policy", [ag.Compact(), ag.Compact(at=None, turns=50), Window(keep=1)])
 @pytest.mark.parametrize("size", [200, 300, 400, 500, 600, 900])
-async def test_answers_of_any_part_of_the_context_are_cut_before_they_overflow_it(policy: Any, size: int) -> None:
+async def test_answers_of_any_size_trigger_a_cut_before_they_overflow_the_context(policy: Any, size: int) -> None:
     env = type("Loud", (Loud,), {"context": policy, "size": size})
     rollout = await ag.rollout(env, TASK, Scripted(looks))
     assert (rollout.stop_reason, rollout.metrics["turns"]) == ("turns", 9)
@@ -115,7 +115,7 @@ async def test_answers_of_any_part_of_the_context_are_cut_before_they_overflow_i
     assert rollout.metrics.get("compactions", 0) + rollout.metrics.get("slides", 0) > 0
 
 
-async def test_an_answer_that_does_not_fit_is_read_behind_the_summary_with_the_turn_that_asked_for_it() -> None:
+async def test_an_answer_that_does_not_fit_is_read_after_the_summary_with_its_turn() -> None:
     limits = Limits(turns=3, context_tokens=2000)
     env = type("Loud", (Loud,), {"context": ag.Compact(keep=KeepLast(1)), "size": 700, "limits": limits})
     rollout = await ag.rollout(env, TASK, Scripted([call("look"), call("look"), say("so far"), call("look")]))
@@ -127,7 +127,7 @@ async def test_an_answer_that_does_not_fit_is_read_behind_the_summary_with_the_t
     assert int(second.sampled.sum()) == second.turns[-1].stop - second.turns[0].start
 
 
-async def test_the_largest_answer_that_is_read_before_the_summary_leaves_just_the_room_that_is_kept_for_it() -> None:
+async def test_the_largest_answer_before_a_summary_leaves_exactly_the_summarys_reserve() -> None:
     context, room = 1000, 100
     limits = Limits(context_tokens=context, turns=2)
     read, carried = [], 0
@@ -142,7 +142,7 @@ async def test_the_largest_answer_that_is_read_before_the_summary_leaves_just_th
     assert 0 < carried == 40 - len(read)
 
 
-async def test_the_request_for_a_summary_is_noted_behind_the_answer_and_where_that_is_carried_in_its_place() -> None:
+async def test_the_summary_request_is_recorded_after_the_answer_or_in_place_of_a_carried_one() -> None:
     request = user(ag.Compact().instruction)
     rollout = await play([say("a"), say("so far"), say("bye")], context=ag.Compact(at=None, turns=1))
     assert rollout.segments[0].turns[0].env_messages == (user("you said a"), request)
@@ -152,20 +152,20 @@ async def test_the_request_for_a_summary_is_noted_behind_the_answer_and_where_th
     assert rollout.segments[0].turns[1].env_messages == (request,)
 
 
-async def test_a_window_that_holds_all_there_is_stays_where_it_is() -> None:
+async def test_a_window_that_holds_everything_does_not_slide() -> None:
     env = type("Loud", (Loud,), {"context": Window(at=0.1, keep=1), "size": 900, "limits": Limits(turns=2)})
     rollout = await ag.rollout(env, TASK, Scripted(looks))
     assert (len(rollout.segments), rollout.metrics.get("slides")) == (1, None)
     assert "x" * 900 in shown(rollout.segments[0], turn=1)
 
 
-async def test_a_policy_measures_what_a_template_that_rewrites_shows() -> None:
+async def test_a_policy_measures_the_text_of_a_rewriting_template() -> None:
     engine = Scripted([say("one"), say("two"), say("bye")], tokenizer=Rewriting())
     rollout = await play(engine, context=Window(at=0.9, keep=1))
     assert (rollout.error, rollout.metrics["rerenders"], rollout.metrics.get("slides")) == (None, 2, None)
 
 
-async def test_a_refusal_of_the_template_names_the_messages_that_it_refused() -> None:
+async def test_a_template_error_names_the_messages_that_it_refused() -> None:
     class Strict(ByteTokenizer):
         def render(self, messages: Sequence[Message], tools: Any, *, generation: bool) -> str:
             if any("Summarise" in message["content"] for message in messages):
@@ -177,13 +177,13 @@ async def test_a_refusal_of_the_template_names_the_messages_that_it_refused() ->
     assert (rollout.error or "").startswith("EnvError: Desk: the instruction of Compact: ValueError: no summaries")
 
 
-def test_the_prompt_is_kept_with_the_summary_behind_its_last_user_message() -> None:
+def test_the_prompt_is_kept_with_the_summary_after_its_last_user_message() -> None:
     system = Message(role="system", content="Be kind.")
     assert KeepPrompt()([system, user("Go.")], [], "so far") == [system, user("Go.\nso far")]
     assert KeepPrompt()([system], [], "so far") == [system, user("so far")]
 
 
-def test_the_last_turns_come_with_their_answers() -> None:
+def test_the_last_turns_include_their_answers() -> None:
     told = [say("a"), user("1"), say("b"), user("2"), user("3"), say("c")]
     assert last_turns(told, 2) == told[2:]
     assert last_turns([user("1")], 2) == []
@@ -201,13 +201,13 @@ def test_the_last_turns_come_with_their_answers() -> None:
         (lambda: Limits(retries=-1), "retries: must be at least 0"),
     ],
 )
-def test_a_policy_that_means_nothing_names_its_field(make: Any, error: str) -> None:
+def test_an_invalid_policy_names_its_field(make: Any, error: str) -> None:
     with pytest.raises(ValueError, match=f"^{error}"):
         make()
 
 
 class Shaky(Scripted):
-    """Fails on the given requests, counted from 0."""
+    """An engine that fails on the given requests, counted from 0."""
 
     def __init__(self, replies: Any, *fails: int) -> None:
         super().__init__(replies)
@@ -220,25 +220,25 @@ class Shaky(Scripted):
         return await super().generate(token_ids, **given)
 
 
-async def test_an_engine_that_fails_before_the_first_action_is_asked_again_from_nothing() -> None:
+async def test_an_engine_that_fails_before_the_first_action_is_retried_from_scratch() -> None:
     rollout = await play(Shaky([say("bye")], 0, 1), limits=Limits(retries=2))
     assert (rollout.stop_reason, rollout.metrics["retries"], len(rollout.segments)) == ("done", 2, 1)
     assert len(rollout.segments[0].turns) == 1
 
 
-async def test_retries_end() -> None:
+async def test_retries_are_limited() -> None:
     engine = Shaky([say("bye")], 0, 1, 2)
     rollout = await play(engine, limits=Limits(retries=1))
     assert (rollout.reward, engine.asked) == (None, 2)
 
 
-async def test_nothing_is_tried_again_once_an_action_reached_the_env() -> None:
+async def test_nothing_is_retried_once_an_action_reached_the_env() -> None:
     engine = Shaky([say("a"), say("bye")], 1)
     rollout = await play(engine, limits=Limits(retries=5))
     assert (rollout.error, engine.asked) == ("EngineError: shaky", 2)
 
 
-async def test_a_failing_env_is_not_tried_again() -> None:
+async def test_a_failing_env_is_not_retried() -> None:
     made: list[int] = []
 
     async def reset(self: Desk, **given: Any) -> Any:
@@ -249,7 +249,7 @@ async def test_a_failing_env_is_not_tried_again() -> None:
     assert (len(made), rollout.reward) == (1, None)
 
 
-async def test_each_attempt_has_a_sandbox_of_its_own() -> None:
+async def test_each_attempt_has_its_own_sandbox() -> None:
     def sandbox() -> Sandbox:
         if len(pool.made) < 1:
             pool.made.append(FakeSandbox())
@@ -262,7 +262,7 @@ async def test_each_attempt_has_a_sandbox_of_its_own() -> None:
     assert (rollout.error, len(pool.made), pool.leased) == (None, 2, [])
 
 
-async def test_an_engine_that_samples_more_than_it_was_asked_for_fails_the_rollout() -> None:
+async def test_an_engine_that_samples_more_than_requested_fails_the_rollout() -> None:
     class Greedy(Scripted):
         async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
             return await super().generate(token_ids, **(given | {"max_tokens": 10**6}))
@@ -271,7 +271,7 @@ async def test_an_engine_that_samples_more_than_it_was_asked_for_fails_the_rollo
     assert rollout.error == "EngineError: the engine sampled 51 ids, but at most 20 were requested"
 
 
-async def test_the_reward_of_a_step_is_noted_at_its_turn() -> None:
+async def test_the_reward_of_a_step_is_recorded_at_its_turn() -> None:
     async def step(self: Desk, action: Message) -> ag.StepResult:
         return ag.StepResult([user("on")], 0.25, action["content"] == "bye", False, {})
 
@@ -281,7 +281,7 @@ async def test_the_reward_of_a_step_is_noted_at_its_turn() -> None:
 
 
 def begun(context_tokens: int = 9) -> OpenSegment:
-    """A segment of three ids and a turn of two."""
+    """Return a segment of three ids and a turn of two."""
     segment = OpenSegment(index=0, parent=None, kind="root", session="", context_tokens=context_tokens)
     segment.extend([1, 2, 3])
     segment.append(SAMPLED, array("q", [10, 11]), say(""), seconds=0.0, number=0)
@@ -290,7 +290,7 @@ def begun(context_tokens: int = 9) -> OpenSegment:
 
 async def test_an_engine_may_reuse_its_arrays_for_its_next_answer() -> None:
     class Reusing(Scripted):
-        """Answers each turn in the same two arrays."""
+        """An engine that answers each turn in the same two arrays."""
 
         ids, logprobs, turns = np.zeros(64, np.int64), np.zeros(64, np.float32), 0
 
@@ -308,7 +308,7 @@ async def test_an_engine_may_reuse_its_arrays_for_its_next_answer() -> None:
     )
 
 
-def test_a_view_of_the_ids_never_changes_whatever_the_segment_goes_on_with() -> None:
+def test_a_view_of_the_ids_never_changes_however_the_segment_continues() -> None:
     segment = begun()
     views = {tuple(segment.shown()): segment.shown()}
     goes_on: list[Callable[[], object]] = [
@@ -327,13 +327,13 @@ def test_a_view_of_the_ids_never_changes_whatever_the_segment_goes_on_with() -> 
 
 
 @pytest.mark.parametrize("ids", [(4, 5), b"\4\5", bytearray([4, 5]), np.array([4, 5], np.int32), range(4, 6)])
-def test_ids_in_any_sequence_are_its_numbers(ids: Any) -> None:
+def test_ids_may_be_any_sequence_of_numbers(ids: Any) -> None:
     segment = begun()
     segment.extend(ids)
     assert segment.token_ids.tolist() == [1, 2, 3, 10, 11, 4, 5]
 
 
-def test_a_closed_segment_does_not_see_what_its_open_one_goes_on_with() -> None:
+def test_a_closed_segment_does_not_see_later_changes_of_the_open_one() -> None:
     segment = begun()
     closed = segment.close()
     segment.extend([4, 5])
@@ -363,7 +363,7 @@ def test_the_seconds_of_an_answer_are_counted_from_the_end_of_its_turn() -> None
     assert turn.reward == 0.0
 
 
-def test_a_turn_that_was_never_answered_has_no_reward_and_no_seconds_of_the_env() -> None:
+def test_an_unanswered_turn_has_no_reward_and_no_env_seconds() -> None:
     (turn,) = begun().close().turns
     assert (turn.env_messages, turn.env_seconds, turn.reward) == ((), 0.0, 0.0)
 
@@ -372,9 +372,7 @@ def test_a_turn_that_was_never_answered_has_no_reward_and_no_seconds_of_the_env(
     ("policy", "held", "reserve"),
     [(Window(at=0.5), 50, 0), (Window(at=0.9), 81, 20), (ag.Compact(at=None, turns=1), 0, 0)],
 )
-def test_a_policy_cuts_the_context_as_soon_as_its_share_is_held_or_less_than_the_reserve_is_left(
-    policy: Any, held: int, reserve: int
-) -> None:
+def test_a_policy_cuts_at_its_share_or_when_less_than_the_reserve_is_left(policy: Any, held: int, reserve: int) -> None:
     segment = begun(context_tokens=100)
     assert is_due(policy, segment, held, reserve)
     segment.turns.clear()
@@ -382,21 +380,21 @@ def test_a_policy_cuts_the_context_as_soon_as_its_share_is_held_or_less_than_the
 
 
 @pytest.mark.parametrize(("counted", "held"), [(7, [4, 0]), (6, [4]), (5, []), (4, [])])
-def test_as_many_ids_are_held_as_an_engine_has_counted_and_all_of_the_turns(counted: int, held: list[int]) -> None:
+def test_recount_holds_as_many_ids_as_the_engine_counted_and_all_of_the_turns(counted: int, held: list[int]) -> None:
     segment = begun()
     segment.extend([4])
     segment.recount(counted)
     assert segment.token_ids.tolist() == [1, 2, 3, 10, 11, *held]
 
 
-def test_the_ids_before_the_first_turn_are_as_many_as_an_engine_has_counted() -> None:
+def test_recount_before_the_first_turn_holds_as_many_ids_as_the_engine_counted() -> None:
     segment = OpenSegment(index=0, parent=None, kind="root", session="", context_tokens=9)
     segment.extend([1, 2, 3])
     segment.recount(2)
     assert segment.token_ids.tolist() == [1, 2]
 
 
-def test_each_turn_has_the_versions_that_it_was_sampled_under() -> None:
+def test_each_turn_has_the_versions_it_was_sampled_under() -> None:
     segment = begun()
     for number, version in enumerate([1, 1, 2], start=1):
         sampled = replace(SAMPLED, versions=(Version(0, version),))
@@ -404,12 +402,12 @@ def test_each_turn_has_the_versions_that_it_was_sampled_under() -> None:
     assert [turn.versions[0].version for turn in segment.close().turns] == [0, 1, 1, 2]
 
 
-def test_what_nobody_else_is_named_for_is_said_by_the_policy_and_trained() -> None:
+def test_a_segment_belongs_to_the_policy_and_is_trained_by_default() -> None:
     closed = begun().close()
     assert (closed.role, closed.model, closed.trained) == ("", "", True)
 
 
-def test_a_realigned_turn_keeps_what_it_sampled_before() -> None:
+def test_a_realigned_turn_keeps_its_earlier_sampled_ids() -> None:
     segment = begun()
     assert segment.logprobs(0).tolist() == SAMPLED.logprobs.tolist()
     segment.realign(4, [12, 20])

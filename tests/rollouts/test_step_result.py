@@ -1,4 +1,4 @@
-"""What an env returns: each field is read, and one that is not what it must be fails its rollout by name."""
+"""Values that an env returns: each field is validated, and an invalid one fails its rollout by name."""
 
 import math
 import re
@@ -20,7 +20,7 @@ IMAGE = {"role": "user", "content": [{"type": "image", "image": "x"}]}
 
 
 class Desk(ag.Env[ag.Task]):
-    """Worth 1.0 after one turn."""
+    """An env with reward 1.0 after one turn."""
 
     limits = ag.Limits(turns=2)
 
@@ -29,7 +29,10 @@ class Desk(ag.Env[ag.Task]):
 
 
 def returning(**given: Any) -> Any:
-    """A `step` whose result has these fields, and one that ends the rollout in all others."""
+    """Return a `step` with these fields in its result for the task "bad".
+
+    For other tasks it ends the rollout normally.
+    """
     fields = {"messages": [], "reward": 1.0, "terminated": True, "truncated": False, "info": {}, **given}
 
     async def step(self: Desk, action: Message) -> Any:
@@ -103,7 +106,7 @@ def scoring(value: Any) -> Any:
         (scoring({"a": None}), r"score\['a'\] must be a number, got None"),
     ],
 )
-async def test_what_an_env_returns_wrongly_fails_its_rollout_by_the_name_of_the_field(parts: Any, error: str) -> None:
+async def test_an_invalid_result_of_an_env_fails_its_rollout_by_field_name(parts: Any, error: str) -> None:
     groups = await run_groups(type("Broken", (Desk,), parts), [BAD, GOOD], Scripted([say("hi")] * 2), n=1)
     bad, good = groups.rollouts
     assert (bad.reward, good.reward) == (None, 1.0)
@@ -118,13 +121,13 @@ async def test_every_kind_of_number_is_a_reward(reward: Any) -> None:
 
 
 @pytest.mark.parametrize("rewards", [None, {}])
-async def test_rewards_that_name_nothing_replace_nothing(rewards: Any) -> None:
+async def test_empty_named_rewards_replace_nothing(rewards: Any) -> None:
     env = type("Desk", (Desk,), returning(info={"rewards": rewards}))
     rollout = await ag.rollout(env, BAD, Scripted([say("hi")]))
     assert (rollout.reward, rollout.segments[0].turns[0].reward) == (1.0, 1.0)
 
 
-async def test_an_env_that_ends_by_itself_is_asked_for_its_score() -> None:
+async def test_an_env_that_ends_the_episode_is_still_scored() -> None:
     env = type("Desk", (Desk,), scoring({"won": 2.0}))
     rollout = await ag.rollout(env, BAD, Scripted([say("hi")]))
     assert (rollout.reward, rollout.rewards, rollout.stop_reason) == (3.0, {"won": 2.0}, "done")
@@ -138,12 +141,12 @@ async def test_a_last_step_that_names_its_rewards_is_not_scored_again(end: str) 
     assert (rollout.reward, rollout.rewards) == (0.5, {"won": 0.5})
 
 
-async def test_an_instance_in_the_place_of_the_class_is_refused() -> None:
+async def test_an_instance_instead_of_the_class_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^env: must be an Env class or its name, got .*pass the class itself"):
         await ag.rollout(Desk(GOOD), GOOD, Scripted([]))  # type: ignore[arg-type]
 
 
-async def test_a_sub_agents_messages_are_read_as_those_of_a_step() -> None:
+async def test_a_sub_agents_messages_are_validated_like_those_of_a_step() -> None:
     class Asks(Desk):
         async def step(self, action: Message) -> Any:
             async with self.fork("subagent", [IMAGE]):  # type: ignore[list-item]
@@ -154,7 +157,7 @@ async def test_a_sub_agents_messages_are_read_as_those_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(("result", "got"), [(None, "NoneType"), ([], "list"), (([], 1.0, True), "3 values")])
-def test_a_step_that_returns_something_else_is_told_what_it_returned(result: Any, got: str) -> None:
+def test_an_invalid_step_result_is_named_in_the_error(result: Any, got: str) -> None:
     said = rf"^Desk\.step: must return StepResult\(messages, .*\), got {got}$"
     with pytest.raises(EnvError, match=said):
         read_step(result, "Desk.step")

@@ -1,4 +1,4 @@
-"""A CancelledError that nobody sent to a rollout is an error of what raised it, and no rollout ends without a word."""
+"""A CancelledError that nobody sent to a rollout is an error of the code that raised it; no rollout ends silently."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def tasks(*names: str) -> list[ag.Task]:
 
 
 async def cancelled_elsewhere() -> str:
-    """Wait for something that rollouts share and that somebody else has cancelled."""
+    """Await something that rollouts share and that another task has cancelled."""
     shared: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     shared.cancel()
     return await shared
@@ -45,7 +45,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
 
 def broken(name: str) -> type[Desk]:
-    """A Desk one of whose methods meets a stray CancelledError, for the task "bad"."""
+    """Return a Desk one of whose methods raises a stray CancelledError for the task "bad"."""
     sound = getattr(Desk, name)
 
     async def method(self: Desk, *args: Any, **given: Any) -> Any:
@@ -99,7 +99,7 @@ async def test_a_stray_cancelled_error_in_the_lease_of_a_sandbox_is_a_sandbox_er
     assert (rollout.error or "").startswith("SandboxError: lease: CancelledError")
 
 
-async def test_a_sandbox_that_cannot_be_given_back_fails_its_rollout_only() -> None:
+async def test_a_sandbox_that_cannot_be_returned_fails_only_its_rollout() -> None:
     class Boxed(Desk):
         sandbox_spec = ag.AnySandbox()
 
@@ -118,7 +118,7 @@ async def test_a_sandbox_that_cannot_be_given_back_fails_its_rollout_only() -> N
     assert rollout.error == "SandboxError: the return of the sandbox: OSError: the wire broke"
 
 
-async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_and_the_batch_ends() -> None:
+async def test_a_rollout_whose_task_is_cancelled_from_outside_fails_and_the_batch_ends() -> None:
     class Selfish(Desk):
         async def see(self) -> str:
             task = asyncio.current_task()
@@ -138,7 +138,7 @@ async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_an
 
 
 class Guarded(Desk):
-    """Its tool swallows whatever comes, as a bare `except` does."""
+    """An env whose tool swallows every exception, as a bare `except` does."""
 
     limits = ag.Limits(turns=50, seconds=10)
 
@@ -150,7 +150,7 @@ class Guarded(Desk):
         raise AssertionError
 
 
-def test_a_tool_that_swallows_the_time_limit_does_not_switch_it_off() -> None:
+def test_a_tool_that_swallows_the_time_limit_does_not_disable_it() -> None:
     rollout = run_in_virtual_time(ag.rollout(Guarded, tasks("t")[0], Scripted(lambda text: call("look"))))
     assert (rollout.stop_reason, rollout.reward, rollout.metrics["turns"]) == ("seconds", 1.0, 1)
 
@@ -173,7 +173,7 @@ async def test_a_tool_that_swallows_a_cancellation_does_not_keep_the_rollout_ali
 
 
 @pytest.mark.parametrize("where", ["setup", "step", "score", "close"])
-async def test_a_cancellation_that_the_env_swallows_ends_the_rollout_wherever_it_came(where: str) -> None:
+async def test_a_cancellation_that_the_env_swallows_ends_the_rollout_wherever_it_arrived(where: str) -> None:
     reached, sound = asyncio.Event(), getattr(Desk, where)
 
     async def method(self: Desk, *args: Any, **given: Any) -> Any:
@@ -204,7 +204,7 @@ def test_a_close_that_hangs_ends_at_the_limit() -> None:
 
 
 class Releasing(Scripted):
-    """The first release waits until it is cancelled, or fails."""
+    """An engine whose first release waits until it is cancelled, or fails."""
 
     def __init__(self, replies: Any, first: Any) -> None:
         super().__init__(replies)
@@ -222,7 +222,7 @@ class Forking(Desk):
     context = ag.Compact(at=None, turns=1)
 
 
-async def test_a_cancellation_in_a_release_leaves_no_other_session_behind() -> None:
+async def test_a_cancellation_during_a_release_leaves_no_other_session_open() -> None:
     engine = Releasing([call("look"), say("so far"), say("done")], asyncio.Event().wait)
     playing = asyncio.create_task(ag.rollout(Forking, tasks("t")[0], engine))
     await engine.reached.wait()
@@ -232,14 +232,14 @@ async def test_a_cancellation_in_a_release_leaves_no_other_session_behind() -> N
     assert engine.released == ["t/0/1"]
 
 
-async def test_a_release_that_fails_leaves_no_other_session_behind() -> None:
+async def test_a_release_that_fails_leaves_no_other_session_open() -> None:
     engine = Releasing([call("look"), say("so far"), say("done")], cancelled_elsewhere)
     rollout = await ag.rollout(Forking, tasks("t")[0], engine)
     assert (rollout.error or "").startswith("EngineError: release: CancelledError")
     assert engine.released == ["t/0/1"]
 
 
-async def test_the_first_failure_stays_and_those_behind_it_are_added_to_it() -> None:
+async def test_later_failures_are_added_to_the_first() -> None:
     class Twice(Desk):
         async def setup(self) -> None:
             raise ValueError("first")

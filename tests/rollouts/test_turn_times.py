@@ -1,4 +1,4 @@
-"""The times of turns: when the engine was asked, and how long a turn waited in front of it."""
+"""The times of turns: when the engine was queried, and how long a turn waited before that."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ from tests.support.virtual_time import run_in_virtual_time
 
 
 class Look(ag.ToolEnv[ag.Task]):
-    """One tool."""
+    """An env with one tool."""
 
     @ag.tool
     def look(self) -> str:
@@ -23,18 +23,18 @@ class Look(ag.ToolEnv[ag.Task]):
 
     @ag.reward
     def right(self) -> float:
-        """Always."""
+        """Return 1."""
         return 1.0
 
 
 TASK = ag.Task(id="t", prompt="go")
 
 
-async def test_a_turn_says_how_long_it_waited_at_the_shut_gate() -> None:
+async def test_a_turn_reports_how_long_it_waited_at_the_shut_gate() -> None:
     gate = gate_of(Scripted([call("look"), say("done")]))
     current_usage.set(usage := RolloutUsage())
     playing = asyncio.create_task(ag.rollout(Look, TASK, gate))
-    for _ in range(100):  # it comes to the gate, which is shut at first
+    for _ in range(100):  # it reaches the gate, which is shut at first
         await asyncio.sleep(0)
     gate.open()
     first, second = (await playing).segments[0].turns
@@ -43,7 +43,7 @@ async def test_a_turn_says_how_long_it_waited_at_the_shut_gate() -> None:
     assert second.waited == 0
 
 
-async def test_turns_say_when_they_were_asked_for_within_the_time_of_the_rollout() -> None:
+async def test_turns_report_when_they_were_requested_within_the_rollouts_time() -> None:
     rollout = await ag.rollout(Look, TASK, Scripted([call("look"), call("look"), say("done")]))
     turns = rollout.segments[0].turns
     asked = [turn.asked_at for turn in turns if turn.asked_at is not None]
@@ -54,7 +54,7 @@ async def test_turns_say_when_they_were_asked_for_within_the_time_of_the_rollout
     assert answered[-1] <= rollout.metrics["seconds"]
 
 
-async def test_time_off_the_clock_is_counted_for_the_task_and_those_it_starts_until_it_counts_apart() -> None:
+async def test_paused_time_counts_for_a_task_and_its_children_unless_counted_separately() -> None:
     async def wait() -> None:
         with off_the_clock():
             await asyncio.sleep(0)
@@ -70,7 +70,7 @@ async def test_time_off_the_clock_is_counted_for_the_task_and_those_it_starts_un
 
 
 class SlowScripted(Scripted):
-    """Takes ten seconds for each answer."""
+    """An engine that takes ten seconds for each answer."""
 
     async def generate(self, *given: Any, **how: Any) -> Completion:
         await asyncio.sleep(10.0)
@@ -78,7 +78,7 @@ class SlowScripted(Scripted):
 
 
 class SlowLook(Look):
-    """Takes seconds for its tool, and asks a judge."""
+    """An env whose tool takes 20 seconds and whose reward queries a judge."""
 
     @ag.tool
     async def look(self) -> str:  # type: ignore[override]  # a tool may be either
@@ -92,8 +92,8 @@ class SlowLook(Look):
         return 1.0
 
 
-def test_the_seconds_of_rollouts_turns_tools_and_models_are_those_of_the_loops_clock() -> None:
-    """So they have no standstill: that clock has none. Here it is one that jumps, and no time passes at all."""
+def test_seconds_of_rollouts_turns_tools_and_models_use_the_loops_clock() -> None:
+    """These times include no standstill because the loop's clock has none; here it jumps and no real time passes."""
 
     async def play() -> ag.Rollout:
         gate = gate_of(SlowScripted([call("look"), say("done")]))
@@ -114,7 +114,7 @@ def test_the_seconds_of_rollouts_turns_tools_and_models_are_those_of_the_loops_c
     assert rollout.metrics["model_seconds/judge"] == 10.0
 
 
-async def test_a_wait_at_the_gate_follows_a_clock_that_its_loop_got_afterward(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_at_the_gate_uses_a_clock_that_its_loop_got_later(monkeypatch: pytest.MonkeyPatch) -> None:
     held = Standstill()
     with monkeypatch.context() as other:
         other.setattr(asyncio.get_running_loop(), "time", iter([100.0, 105.0]).__next__)

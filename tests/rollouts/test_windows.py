@@ -1,4 +1,4 @@
-"""What a rollout keeps for a reader: each message once and in order, the lines of a failure, the faults of tools."""
+"""A rollout's record for a reader: each message once and in order, the lines of a failure, and tool failures."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ DECODE = ByteTokenizer().decode
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """Looks, splits, asks and submits."""
+    """An env that looks, splits, queries a sub-agent and submits."""
 
     system = "Be brief."
 
@@ -64,7 +64,7 @@ async def play(cls: type[Any], *replies: Message, **given: Any) -> Rollout:
 
 
 def lines(rollout: Rollout) -> list[list[str]]:
-    """Of each segment, what was said, as `role content-or-calls`."""
+    """Return each segment's messages as `role content-or-calls`."""
     return [[line(message) for message in segment.messages] for segment in rollout.transcript()]
 
 
@@ -76,7 +76,7 @@ def line(message: Message) -> str:
 # Messages
 
 
-async def test_a_transcript_holds_the_prompt_the_turns_and_the_answer_that_ended_the_rollout() -> None:
+async def test_a_transcript_has_the_prompt_the_turns_and_the_final_answer() -> None:
     rollout = await play(Desk, call("look"), call("submit", answer="7"))
     assert lines(rollout) == [
         ["system Be brief.", "user Go.", "assistant look", "tool nothing here", "assistant submit", "tool got 7"]
@@ -88,7 +88,7 @@ async def test_a_transcript_holds_the_prompt_the_turns_and_the_answer_that_ended
     assert segment.turns[0].env_seconds > 0
 
 
-async def test_forks_and_sub_agents_have_their_own_transcripts_and_what_they_share_is_printed_once() -> None:
+async def test_forks_and_sub_agents_have_transcripts_that_print_shared_messages_once() -> None:
     rollout = await play(
         Desk,
         call("look", where="first"),
@@ -113,7 +113,7 @@ async def test_forks_and_sub_agents_have_their_own_transcripts_and_what_they_sha
     assert printed.count("[5 messages as in segment 0]") == 2
 
 
-async def test_a_compaction_shows_its_instruction_its_summary_and_what_went_on() -> None:
+async def test_a_compaction_shows_its_instruction_summary_and_continuation() -> None:
     brief = env(context=ag.Compact(at=None, turns=1, instruction="Sum up."))
     rollout = await play(brief, call("look"), say("I looked."), say("end"))
     assert lines(rollout) == [
@@ -123,7 +123,7 @@ async def test_a_compaction_shows_its_instruction_its_summary_and_what_went_on()
 
 
 class Loud(ag.ToolEnv[ag.Task]):
-    """Its tool's second answer does not fit the context."""
+    """An env whose tool's second answer doesn't fit the context."""
 
     context = ag.Compact(instruction="Sum up.")
     limits = ag.Limits(context_tokens=2000)
@@ -138,7 +138,7 @@ class Loud(ag.ToolEnv[ag.Task]):
         return 1.0
 
 
-async def test_an_answer_that_was_carried_over_a_compaction_is_shown_where_it_was_read() -> None:
+async def test_an_answer_carried_over_a_compaction_appears_where_it_was_read() -> None:
     rollout = await play(Loud, call("look", what="a"), call("look", what="b"), say("I looked."), say("end"))
     assert rollout.metrics["answers_carried"] == 1
     a, b = "a" * 700, "b" * 700
@@ -149,7 +149,7 @@ async def test_an_answer_that_was_carried_over_a_compaction_is_shown_where_it_wa
     assert (str(rollout).count(a), str(rollout).count(b)) == (1, 1)
 
 
-async def test_an_answer_that_was_to_be_carried_is_kept_where_no_summary_came() -> None:
+async def test_an_answer_that_was_to_be_carried_is_kept_if_there_is_no_summary() -> None:
     rollout = await play(Loud, call("look", what="a"), call("look", what="b"), say("y" * 2000))
     assert (rollout.stop_reason, len(rollout.segments)) == ("context", 1)
     assert lines(rollout)[0][3:6] == ["assistant look", f"tool {'b' * 700}", "user Sum up."]
@@ -177,7 +177,7 @@ async def test_replies_to_a_forked_agent_are_its_answers() -> None:
     assert lines(rollout)[1] == ["user Hello?", "assistant hello", "user And?", "user Well?", "assistant bye"]
 
 
-async def test_messages_are_kept_as_they_were_given_and_not_copied() -> None:
+async def test_messages_are_stored_as_given_and_not_copied() -> None:
     answer = Message(role="user", content="again")
 
     class Echo(ag.Env[ag.Task]):
@@ -190,7 +190,7 @@ async def test_messages_are_kept_as_they_were_given_and_not_copied() -> None:
     assert all(turn.env_messages[0] is answer for turn in rollout.segments[0].turns)
 
 
-async def test_text_that_steers_a_terminal_is_kept_and_printed_escaped() -> None:
+async def test_terminal_control_characters_are_stored_and_printed_escaped() -> None:
     async def look(self: Desk) -> str:
         """Look."""
         return "\x1b[2J\ud800"
@@ -209,7 +209,7 @@ def helper(text: str) -> None:
 
 
 def awaited(text: str) -> Any:
-    """A method of an env that fails in the helper when it is awaited."""
+    """Return an env method that fails in the helper when awaited."""
 
     async def method(self: Desk) -> None:
         helper(text)
@@ -217,7 +217,7 @@ def awaited(text: str) -> Any:
     return method
 
 
-async def test_a_failure_names_what_was_crossed_and_has_the_traceback_of_the_users_lines() -> None:
+async def test_a_failure_names_the_boundary_and_has_the_traceback_of_the_users_lines() -> None:
     async def setup(self: Desk) -> None:
         try:
             helper("inner")
@@ -247,7 +247,7 @@ def dead(self: Desk) -> None:
         ({"__init__": lambda self, task: helper("i")}, "Made(task)", "in helper"),
     ],
 )
-async def test_every_crossing_is_named(parts: dict[str, Any], where: str, line: str) -> None:
+async def test_every_boundary_is_named(parts: dict[str, Any], where: str, line: str) -> None:
     failure = (await play(env(**parts), say("end"))).failure
     assert failure is not None
     assert failure.where == where
@@ -255,7 +255,7 @@ async def test_every_crossing_is_named(parts: dict[str, Any], where: str, line: 
     assert "/agentgym/" not in failure.traceback
 
 
-async def test_a_sandbox_that_dies_in_a_tool_names_the_tool_and_the_line_that_called_it() -> None:
+async def test_a_sandbox_that_dies_in_a_tool_names_the_tool_and_its_line() -> None:
     async def look(self: Desk) -> str:
         """Look."""
         dead(self)
@@ -268,7 +268,7 @@ async def test_a_sandbox_that_dies_in_a_tool_names_the_tool_and_the_line_that_ca
     assert len(rollout.messages) == 1
 
 
-async def test_a_refusal_has_neither_a_crossing_nor_a_traceback() -> None:
+async def test_a_validation_error_has_neither_a_boundary_nor_a_traceback() -> None:
     async def reset(self: Desk, **_: Any) -> Any:
         return [], {}
 
@@ -278,18 +278,18 @@ async def test_a_refusal_has_neither_a_crossing_nor_a_traceback() -> None:
     )
 
 
-def test_an_error_below_a_library_keeps_the_frames_of_the_library() -> None:
+def test_an_error_inside_a_library_keeps_the_librarys_frames() -> None:
     try:
         with boundary(EngineError, "generate"):
             __import__("json").loads("{")
     except EngineError as error:
         failure = Failure.of(error)
     assert failure.where == "generate"
-    assert "in test_an_error_below_a_library" in failure.traceback
+    assert "in test_an_error_inside_a_library" in failure.traceback
     assert "in raw_decode" in failure.traceback
 
 
-def test_a_long_chain_of_causes_is_kept_whole() -> None:
+def test_a_long_chain_of_causes_is_kept_completely() -> None:
     error = cause = ValueError("0")
     for number in range(1, 3000):
         error = ValueError(str(number))
@@ -299,14 +299,14 @@ def test_a_long_chain_of_causes_is_kept_whole() -> None:
     assert Failure.of(outer).traceback.count("ValueError") == 3000
 
 
-async def test_later_failures_are_notes_of_the_first() -> None:
+async def test_later_failures_are_notes_on_the_first() -> None:
     rollout = await play(env(setup=awaited("first"), close=awaited("second")))
     assert rollout.failure is not None
     assert rollout.failure.where == "Made.setup"
     assert "; Made.close: KeyError: 'second', at test_windows.py:" in rollout.failure.message
 
 
-async def test_a_failed_rollout_in_a_group_keeps_its_failure_and_its_transcript() -> None:
+async def test_a_failed_rollout_in_a_group_keeps_its_failure_and_transcript() -> None:
     def one(self: Desk) -> float:
         return {"good": 1.0}[self.task.id]
 
@@ -319,7 +319,7 @@ async def test_a_failed_rollout_in_a_group_keeps_its_failure_and_its_transcript(
         assert lines(rollout) == [["system Be brief.", "user Go.", "assistant end"]]
 
 
-def test_a_reset_past_the_time_limit_is_a_failure_that_names_its_line() -> None:
+def test_a_reset_over_the_time_limit_is_a_failure_that_names_its_line() -> None:
     async def setup(self: Desk) -> None:
         await asyncio.sleep(60)
 
@@ -361,13 +361,13 @@ async def test_tool_failures_are_counted_by_tool_up_to_the_runs_summary() -> Non
     assert "The tool 'look' failed in 2 of 2 calls." in report.warnings([])
 
 
-async def test_a_failed_rollout_counts_its_tools_failures_too() -> None:
+async def test_a_failed_rollout_also_counts_its_tools_failures() -> None:
     broken = env(look=ag.tool(raising), one=ag.reward(lambda self: helper("score")))
     rollout = await play(broken, call("look"), say("end"))
     assert (rollout.reward, rollout.metrics["tool_errors/look"]) == (None, 1)
 
 
-async def test_what_a_tool_raises_is_logged_once_with_file_and_line_however_many_rollouts_meet_it(
+async def test_a_tools_exception_is_logged_once_with_file_and_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Once(Desk):

@@ -1,4 +1,4 @@
-"""The same tests over every kind of sandbox that runs here; the others are skipped aloud."""
+"""Fixtures that run the same tests on every kind of sandbox that this machine supports; others are skipped."""
 
 import functools
 import os
@@ -30,11 +30,11 @@ ISOLATED = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 
 
 FAST_ON_ALL = {"test_contract.py", "test_pool.py", "test_descriptors.py"}
-"""Files whose claims the fast tests show on each kind of sandbox; those of the others they show on one."""
+"""Files whose fast tests run on each kind of sandbox; other files' fast tests run on one kind only."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to the slow tests what other kinds of sandboxes repeat of bubblewrap's, or of unsafe ones without it."""
+    """Mark tests as slow if they repeat bubblewrap's tests (without bubblewrap: the unsafe kind's) on another kind."""
     repeating = {"docker", "unsafe"} if why_no_bubblewrap() is None else {"docker"}
     for item in items:
         if not item.path.is_relative_to(Path(__file__).parent) or item.path.name in FAST_ON_ALL:
@@ -45,12 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def others_slow(names: Iterable[str], *fast: str) -> list[Any]:
-    """All names as the values of a parameter; those that are not `fast` are slow."""
+    """Return all names as parameter values; those not in `fast` are marked slow."""
     return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def make(kind: str, **settings: Any) -> SandboxSpec:
-    """A sandbox of that kind with these settings; the test is skipped aloud where it does not run here."""
+    """Return settings for a sandbox of that kind; skip the test, with the reason, if it can't run here."""
     if kind == "unsafe":
         return Process(unsafe=True, **settings)
     why_not = why_no_bubblewrap() if kind == "bubblewrap" else why_no_docker()
@@ -65,7 +65,7 @@ def make(kind: str, **settings: Any) -> SandboxSpec:
 
 @functools.cache
 def why_no_gvisor() -> str | None:
-    """Why the engine runs no containers under gVisor; None where it does."""
+    """Return why the engine can't run containers under gVisor, or None if it can."""
     client = connect()
     try:
         return None if "runsc" in client.info()["Runtimes"] else "the Docker engine has no runtime 'runsc'"
@@ -75,54 +75,57 @@ def why_no_gvisor() -> str | None:
 
 @pytest.fixture(scope="module", params=["unsafe", *ISOLATED])
 def spec(request: pytest.FixtureRequest) -> SandboxSpec:
-    """Each kind of sandbox."""
+    """Return the settings of each kind of sandbox."""
     return make(request.param)
 
 
 @pytest.fixture(scope="module", params=ISOLATED)
 def isolated(request: pytest.FixtureRequest) -> SandboxSpec:
-    """Each kind of sandbox that holds against intent."""
+    """Return the settings of each kind of sandbox that isolates malicious code."""
     return make(request.param)
 
 
 @pytest.fixture(params=["unsafe", *ISOLATED])
 def kind(request: pytest.FixtureRequest) -> str:
-    """The name of each kind of sandbox that runs here."""
+    """Return the name of each kind of sandbox that runs here."""
     make(request.param)
     return str(request.param)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandboxes(spec: SandboxSpec) -> AsyncIterator[SandboxPool]:
-    """A pool of one sandbox of each kind, shared by a module's tests: each starts from what the last one left."""
+    """Yield a one-sandbox pool of each kind, shared by a module's tests.
+
+    Each test starts from the state that the previous one left.
+    """
     async with spec.open(1) as pool:
         yield pool
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def isolated_sandboxes(isolated: SandboxSpec) -> AsyncIterator[SandboxPool]:
-    """The same, of each kind that holds against intent."""
+    """Yield a one-sandbox pool of each kind that isolates malicious code."""
     async with isolated.open(1) as pool:
         yield pool
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def sandbox(sandboxes: SandboxPool) -> AsyncIterator[Sandbox]:
-    """A clean sandbox of each kind."""
+    """Yield a clean sandbox of each kind."""
     async with sandboxes.lease() as leased:
         yield leased
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def isolated_sandbox(isolated_sandboxes: SandboxPool) -> AsyncIterator[Sandbox]:
-    """A clean sandbox of each kind that holds against intent."""
+    """Yield a clean sandbox of each kind that isolates malicious code."""
     async with isolated_sandboxes.lease() as leased:
         yield leased
 
 
 @contextmanager
 def with_many_files_open() -> Iterator[None]:
-    """As many open files as a client has that holds data, HTTP connections and other sandboxes."""
+    """Keep as many files open as a client that holds data, HTTP connections and other sandboxes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, MANY_FILES + 400), hard))
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(MANY_FILES)]
@@ -136,25 +139,25 @@ def with_many_files_open() -> Iterator[None]:
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """This process has many files open."""
+    """Keep many files open in this process."""
     with with_many_files_open():
         yield
 
 
 def below(pid: int) -> list[int]:
-    """Every process below `pid`."""
+    """Return all descendants of the process `pid`."""
     found: list[int] = []
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (thread / "children").read_text().split()):
                 found += [child, *below(child)]
     except (FileNotFoundError, ProcessLookupError):
-        return found  # It ended meanwhile.
+        return found  # It ended in the meantime.
     return found
 
 
 def containers_of(pid: int) -> list[int]:
-    """The first processes of the containers that this client owns."""
+    """Return the first processes of this client's containers."""
     pytest.importorskip("docker")
     try:
         client = connect()
@@ -170,7 +173,7 @@ def containers_of(pid: int) -> list[int]:
 
 @pytest.fixture
 def code_for_all() -> Iterator[Path]:
-    """A copy of the code and its tests that every user can read; pytest's own folders are closed to others."""
+    """Yield a copy of the code and its tests that every user can read; pytest's own folders are closed to others."""
     with tempfile.TemporaryDirectory(prefix="copy-") as name:
         folder = Path(name)
         for part in ("agentgym", "sandbox", "tests"):
@@ -181,9 +184,9 @@ def code_for_all() -> Iterator[Path]:
 
 
 def as_user_without_rights(folder: Path, *python: str) -> "subprocess.CompletedProcess[str]":
-    """Run a Python over that copy in a process of a user who is nobody else."""
+    """Run Python on that copy as an unprivileged user who owns nothing."""
     if os.geteuid() != 0:
-        pytest.skip("only root becomes another user")
+        pytest.skip("only root can become another user")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "HOME": "/nonexistent"}
     return subprocess.run(
         ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups", "--", sys.executable, "-B", *python],
@@ -196,12 +199,12 @@ def as_user_without_rights(folder: Path, *python: str) -> "subprocess.CompletedP
 
 
 def one_more_minute() -> str:
-    """Seconds that no other test, and no other run of this one, sleeps: an unsafe sandbox sees every process here."""
+    """Return a number of seconds that no other test or test run sleeps: an unsafe sandbox sees every process here."""
     return f"60.{secrets.randbelow(10**9):09d}"
 
 
 def wait_for_end(pids: list[int], seconds: float = 20.0) -> list[int]:
-    """The processes that are still there after `seconds`."""
+    """Return the processes that still run after `seconds`."""
     left = []
     for pid in pids:
         try:
@@ -217,12 +220,12 @@ def wait_for_end(pids: list[int], seconds: float = 20.0) -> list[int]:
 
 
 SECRET = "http://someone:hush@proxy.invalid:3128"
-"""A proxy with a password that no sandbox may see."""
+"""A proxy URL with a password that no sandbox may see."""
 
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels that alone the user's pip.conf names, with the package `said` in it."""
+    """Create a folder of wheels, known only from the user's pip.conf, that holds the package `said`."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     wheel = f"said_{secrets.token_hex(4)}"

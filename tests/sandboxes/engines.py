@@ -1,4 +1,4 @@
-"""Docker engines of a test's own, beside the one that runs here."""
+"""Docker engines that a test starts for itself, next to the one that runs here."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from tests.sandboxes.conftest import below, wait_for_end
 
 @dataclass
 class Engine:
-    """A Docker engine of our own, whose death harms nobody else."""
+    """A separate Docker engine that a test can kill without harming anything else."""
 
     folder: Path
     flags: tuple[str, ...] = ()
@@ -33,10 +33,10 @@ class Engine:
         return f"unix://{self.folder}/docker.sock"
 
     def start(self) -> None:
-        """Return when it answers."""
+        """Start the engine and return once it answers."""
         folder = self.folder
-        (folder / "docker.pid").unlink(missing_ok=True)  # A killed one leaves it, and a stranger may have its number.
-        # Not without a bridge: that would take away the one of the engine that runs here.
+        (folder / "docker.pid").unlink(missing_ok=True)  # Left by a killed engine; the id may be reused.
+        # Don't start it without a bridge: that would remove the bridge of the engine that runs here.
         self.process = subprocess.Popen(
             [
                 *("dockerd", "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"),
@@ -63,7 +63,10 @@ class Engine:
         threading.Thread(target=_drain, args=(self.process.stderr,), daemon=True).start()
 
     def kill(self) -> None:
-        """As by kill -9: it has no time for anything. Its containerd goes with it; the shims of its containers stay."""
+        """Kill the engine with SIGKILL, so that it can't clean up.
+
+        Its containerd dies too; its containers' shims stay.
+        """
         assert self.process is not None
         containerd = self.folder / "exec/containerd/containerd.pid"
         pid = int(containerd.read_text())
@@ -75,17 +78,20 @@ class Engine:
         containerd.unlink()
 
     def stop(self) -> None:
-        """Its containers, and its containerd, end with it."""
+        """Stop the engine; its containers and its containerd end with it."""
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
 
     def shims(self) -> list[int]:
-        """What the engine runs beside each container. One that was being born when the engine died stays for ever."""
+        """Return the engine's shim processes, one next to each container.
+
+        A shim that was just starting when the engine died stays forever.
+        """
         return [pid for pid, words in _command_lines() if b"containerd-shim" in words and bytes(self.folder) in words]
 
     def processes(self) -> list[int]:
-        """What runs in its containers."""
+        """Return the processes that run in its containers."""
         servers = {pid for pid, words in _command_lines() if b"/agentgym/server" in words}
         return [pid for shim in self.shims() for pid in below(shim) if pid in servers]
 
@@ -104,9 +110,9 @@ def _drain(stream: IO[str]) -> None:
 
 @contextmanager
 def started(*flags: str) -> Iterator[Engine]:
-    """An engine of our own with our image, ended with all that runs in it; skips where none can be."""
+    """Yield a separate engine with our image and end it with all that runs in it; skip the test if none can start."""
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
-        pytest.skip("a Docker engine of our own needs root and dockerd")
+        pytest.skip("a separate Docker engine needs root and dockerd")
     why_not = why_no_docker()
     if why_not is not None:
         pytest.skip(f"docker: {why_not}")
@@ -131,7 +137,7 @@ def started(*flags: str) -> Iterator[Engine]:
 
 
 def _copy_image(ours: Engine) -> None:
-    """From the engine that runs here."""
+    """Copy the image from the engine that runs here."""
     theirs, client = connect(), connect(host=ours.address)
     try:
         for _ in client.load_image(theirs.get_image(default_image())):  # type: ignore[no-untyped-call]

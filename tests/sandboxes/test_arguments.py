@@ -1,4 +1,4 @@
-"""Arguments that make no sense: each is named by a ValueError, before anything reaches the sandbox."""
+"""Invalid arguments: each raises a ValueError that names it before anything reaches the sandbox."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -44,12 +44,12 @@ WRONG: dict[str, tuple[str, Callable[[Any], Awaitable[object]]]] = {
     "variables in a list": ("env: must be a mapping", lambda sandbox: sandbox.exec("true", env=["a"])),
     "a variable that is a number": (r"env\['a'\]: must be text", lambda sandbox: sandbox.exec("true", env={"a": 3})),
     "an input that is a number": ("stdin: must be text or bytes", lambda sandbox: sandbox.exec("true", stdin=3)),
-    "a time limit in words": (
+    "a time limit that is a string": (
         "timeout_s: must be a number of seconds",
         lambda sandbox: sandbox.exec("true", timeout_s="3"),
     ),
     "no time limit": ("timeout_s: must be a number of seconds", lambda sandbox: sandbox.read("f", timeout_s=None)),
-    "a limit that is no number": (
+    "a limit that is not a number": (
         "output_limit: must be a whole",
         lambda sandbox: sandbox.exec("true", output_limit=1.5),
     ),
@@ -65,8 +65,8 @@ WRONG: dict[str, tuple[str, Callable[[Any], Awaitable[object]]]] = {
     "a path that is a number": ("files: a path: must be text, got 3", lambda sandbox: sandbox.write({3: "x"})),
     "a path to read that is a number": ("path: must be text, got 3", lambda sandbox: sandbox.read(3)),
     "a path to list that is a number": ("path: must be text, got 3", lambda sandbox: sandbox.list(3)),
-    "a limit of nan bytes": ("limit: must be a whole number", lambda sandbox: sandbox.read("f", limit=float("nan"))),
-    "a limit in words": ("limit: must be a whole number", lambda sandbox: sandbox.get("f", "f", limit="3")),
+    "a limit of NaN bytes": ("limit: must be a whole number", lambda sandbox: sandbox.read("f", limit=float("nan"))),
+    "a limit that is a string": ("limit: must be a whole number", lambda sandbox: sandbox.get("f", "f", limit="3")),
     "a negative limit": ("limit: must be a whole number", lambda sandbox: sandbox.archive(limit=-1)),
     "a source that is a number": ("source: must be a path on this machine", lambda sandbox: sandbox.put(3)),
     "a target that is a number": ("target: must be a path on this machine", lambda sandbox: sandbox.get("f", 3)),
@@ -78,15 +78,15 @@ WRONG: dict[str, tuple[str, Callable[[Any], Awaitable[object]]]] = {
         lambda sandbox: sandbox.verify(command="true", files=["x"]),
     ),
     "hidden tests that are a number": ("code: must be text", lambda sandbox: sandbox.verify(code=3)),
-    "a time limit of over a week": (
+    "a time limit over a week": (
         "timeout_s: .* at most 604800, got 604801",
         lambda sandbox: sandbox.exec("true", timeout_s=604_801),
     ),
-    "a time limit that no float holds": (
+    "a time limit too large for a float": (
         "timeout_s: .* at most",
         lambda sandbox: sandbox.python("1", timeout_s=10**400),
     ),
-    "a time limit that cannot be shown": (
+    "a time limit that cannot be printed": (
         "timeout_s: .* too long to print",
         lambda sandbox: sandbox.read("f", timeout_s=10**5000),
     ),
@@ -94,23 +94,29 @@ WRONG: dict[str, tuple[str, Callable[[Any], Awaitable[object]]]] = {
         "timeout_s: .* at most 604798",
         lambda sandbox: sandbox.verify(command="a", timeout_s=604_799),
     ),
-    "a start before it": ("timeout_s: ", lambda sandbox: enter(sandbox.start("true", timeout_s=-1))),
-    "a shell that ends before it": ("timeout_s: ", lambda sandbox: enter(sandbox.shell(timeout_s=-100))),
+    "a start with a negative time limit": ("timeout_s: ", lambda sandbox: enter(sandbox.start("true", timeout_s=-1))),
+    "a shell with a negative time limit": ("timeout_s: ", lambda sandbox: enter(sandbox.shell(timeout_s=-100))),
     "a shell without a limit": ("timeout_s: ", lambda sandbox: enter(sandbox.shell(timeout_s=None))),
     "fresh as bytes": ("fresh: must be True or False", lambda sandbox: sandbox.python("1", fresh=b"x")),
-    "a progress that is a number": ("progress: must be a function", lambda sandbox: sandbox.put(__file__, progress=1)),
-    "a progress in words": ("progress: must be a function", lambda sandbox: sandbox.get("f", "f", progress="x")),
+    "a progress callback that is a number": (
+        "progress: must be a function",
+        lambda sandbox: sandbox.put(__file__, progress=1),
+    ),
+    "a progress callback that is a string": (
+        "progress: must be a function",
+        lambda sandbox: sandbox.get("f", "f", progress="x"),
+    ),
     "an archive in a folder": ("archive: '.' is a folder", lambda sandbox: sandbox.unpack("")),
-    "an input that is nothing": ("data: must be text or bytes", lambda sandbox: of_a_program(sandbox, "write", None)),
-    "a wait in words": ("timeout_s: must be", lambda sandbox: of_a_program(sandbox, "wait", timeout_s="x")),
+    "an input that is None": ("data: must be text or bytes", lambda sandbox: of_a_program(sandbox, "write", None)),
+    "a wait that is a string": ("timeout_s: must be", lambda sandbox: of_a_program(sandbox, "wait", timeout_s="x")),
     "a read of nothing": ("size: must be a whole number", lambda sandbox: of_a_stream(sandbox, None)),
-    "a read for ever": ("timeout_s: must be", lambda sandbox: of_a_stream(sandbox, 1, timeout_s=float("inf"))),
-    "a port in words": ("port: ", lambda sandbox: enter(sandbox.port("8000"))),
+    "an endless read": ("timeout_s: must be", lambda sandbox: of_a_stream(sandbox, 1, timeout_s=float("inf"))),
+    "a port that is a string": ("port: ", lambda sandbox: enter(sandbox.port("8000"))),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-async def test_an_argument_that_makes_no_sense_is_named_and_costs_no_sandbox(pool: SandboxPool, what: str) -> None:
+async def test_an_invalid_argument_is_named_and_costs_no_sandbox(pool: SandboxPool, what: str) -> None:
     said, call = WRONG[what]
     fake = FakeSandbox(shell=lambda _: "")
     async with pool.lease() as sandbox:
@@ -122,7 +128,7 @@ async def test_an_argument_that_makes_no_sense_is_named_and_costs_no_sandbox(poo
 
 
 @pytest.mark.parametrize("path", ["../f", "a/../../f", "/etc/f"])
-async def test_a_path_that_leads_out_is_refused_by_a_fake_sandbox_too(path: str) -> None:
+async def test_a_path_outside_the_working_folder_is_refused_by_a_fake_sandbox_too(path: str) -> None:
     sandbox = FakeSandbox()
     for call in (sandbox.write({path: "x"}), sandbox.read(path), sandbox.list(path)):
         with pytest.raises(ValueError, match="is outside the working folder"):

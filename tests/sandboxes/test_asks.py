@@ -1,4 +1,4 @@
-"""Code that asks the host more than it should: other work of the host goes on, and no function is ended half way."""
+"""Code that calls host functions too often: the host's other work continues, and no function is interrupted halfway."""
 
 import asyncio
 import socket
@@ -19,11 +19,11 @@ def ask(number, size=0, call=None):
     while data:
         data = data[os.write(3, data):]
 """
-"""Frames as only code that reaches for the worker's channel sends them."""
+"""Sends frames that only code with access to the worker's channel can send."""
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_cell_without_functions_reaches_nothing_of_the_host_however_much_it_asks(sandbox: Sandbox) -> None:
+async def test_calls_from_a_cell_without_functions_never_reach_the_host(sandbox: Sandbox) -> None:
     heard: list[int] = []
     link = sandbox.link  # type: ignore[attr-defined]
     received = link._wire.data_received
@@ -45,14 +45,14 @@ async def test_a_cell_without_functions_reaches_nothing_of_the_host_however_much
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_function_that_was_offered_to_an_earlier_cell_is_a_runtime_error(sandbox: Sandbox) -> None:
+async def test_calling_a_function_of_an_earlier_cell_is_a_runtime_error(sandbox: Sandbox) -> None:
     await sandbox.python("kept = f", functions={"f": lambda: 1})
     result = await sandbox.python("try: kept()\nexcept RuntimeError as e: print(e)")
     assert result.stdout == "no host functions are available in this call\n"
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_more_questions_at_once_than_can_wait_end_the_cell(sandbox: Sandbox) -> None:
+async def test_more_function_calls_at_once_than_can_wait_end_the_cell(sandbox: Sandbox) -> None:
     async def slow() -> None:
         await asyncio.Event().wait()
 
@@ -64,7 +64,7 @@ async def test_more_questions_at_once_than_can_wait_end_the_cell(sandbox: Sandbo
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_question_that_overtakes_another_does_not_end_it_half_way(sandbox: Sandbox) -> None:
+async def test_a_call_that_overtakes_another_does_not_cancel_it(sandbox: Sandbox) -> None:
     ended: list[int] = []
 
     async def slow(number: int) -> int:
@@ -93,7 +93,7 @@ slow(2)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_question_after_the_time_limit_is_refused_and_the_state_is_kept(sandbox: Sandbox) -> None:
+async def test_a_call_after_the_time_limit_is_refused_and_the_state_is_kept(sandbox: Sandbox) -> None:
     async def slow() -> None:
         await asyncio.Event().wait()
 
@@ -110,14 +110,14 @@ async def linked(*frames: bytes) -> tuple[Link, socket.socket]:
     return Link(await Wire.over(ours)), theirs
 
 
-async def test_a_deadline_holds_although_frames_keep_coming() -> None:
+async def test_a_deadline_holds_even_if_frames_keep_arriving() -> None:
     link, theirs = await linked(*[encode({"id": 0}) for _ in range(5)])
     going = True
 
     async def keep_sending() -> None:
         while going:
             await asyncio.get_running_loop().sock_sendall(theirs, encode({"id": 1, "ask": 1}, b'["f", [], {}]'))
-            await asyncio.sleep(0.001)  # more asks than a cell may have would end the call before its time
+            await asyncio.sleep(0.001)  # more calls than a cell may make would end it too early
 
     theirs.setblocking(False)
     with theirs:
@@ -129,7 +129,7 @@ async def test_a_deadline_holds_although_frames_keep_coming() -> None:
         await asyncio.gather(sending, return_exceptions=True)
 
 
-async def test_an_answer_that_is_there_at_the_deadline_counts() -> None:
+async def test_an_answer_that_has_arrived_by_the_deadline_counts() -> None:
     asks = [encode({"id": 1, "ask": i + 1}, b'["f", [], {}]') for i in range(MAX_OPEN_ASKS)]
     link, theirs = await linked(*asks, encode({"id": 1, "done": True}))
     with theirs:

@@ -1,4 +1,4 @@
-"""Everything dies at random, seeded; afterward every episode is accounted for, and nothing of ours is left."""
+"""Kill everything at random, with a seed; afterwards every episode is accounted for and nothing of ours is left."""
 
 import asyncio
 import gc
@@ -43,7 +43,7 @@ CLIENT_EPISODES = 10
 
 @dataclass(frozen=True)
 class Size:
-    """The fewest episodes, and how many of what they need die meanwhile."""
+    """The minimum number of episodes, and how many of the things they need die in the meantime."""
 
     episodes: int
     clients: int
@@ -83,14 +83,14 @@ with with_many_files_open():
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """Started, and the one that DOCKER_HOST names."""
+    """Yield a running engine that DOCKER_HOST names."""
     with started() as ours:
         monkeypatch.setenv("DOCKER_HOST", ours.address)
         yield ours
 
 
 class _client:
-    """The engine's client, closed at the end."""
+    """The engine's client as a context manager that closes it."""
 
     def __enter__(self) -> "docker.APIClient":
         self.api = connect()
@@ -104,11 +104,11 @@ class _client:
 
 
 async def episode(sandboxes: SandboxPool, name: str) -> None:
-    """Some calls of every sort, whose answers are right or do not come."""
+    """Run a few calls of every kind; each answers correctly or not at all."""
     async with sandboxes.lease() as sandbox:
 
         async def check(call: str, answer: Awaitable[Any], right: str) -> None:
-            """The error says which call of which sandbox it was, and what it answered."""
+            """Raise an AssertionError that names the call, the sandbox and the answer if the answer is wrong."""
             said = await answer
             if said != right and getattr(said, "stdout", None) != right:
                 raise AssertionError(
@@ -128,7 +128,7 @@ async def _text(content: Awaitable[bytes]) -> str:
 
 
 def end_of(error: BaseException) -> tuple[str, str]:
-    """Which end an episode came to, and for an end that none may come to what is wrong, in one line."""
+    """Return an episode's outcome and, for a forbidden outcome, what is wrong, in one line."""
     if isinstance(error, SandboxError) and str(error).startswith(f"{SANDBOX_LOST}: "):
         return "lost", ""
     how = "unlabeled" if isinstance(error, SandboxError) else "wrong"
@@ -139,7 +139,7 @@ def end_of(error: BaseException) -> tuple[str, str]:
 
 @types.coroutine
 def cancelled_at(coroutine: Coroutine[Any, Any, None], number: int) -> Generator[Any, Any, None]:
-    """Run it; its task is cancelled while it waits for the `number`-th time."""
+    """Run the coroutine, canceling its task while it waits for the `number`-th time."""
     task = asyncio.current_task()
     assert task is not None
     steps = coroutine.__await__()
@@ -161,7 +161,7 @@ def cancelled_at(coroutine: Coroutine[Any, Any, None], number: int) -> Generator
 
 @dataclass
 class Chaos:
-    """What has been done, and how the episodes ended."""
+    """The actions so far, and how the episodes ended."""
 
     size: Size
     engine: Engine
@@ -170,7 +170,7 @@ class Chaos:
     done: "Counter[str]" = field(default_factory=Counter)
     killed: "Counter[str]" = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    """What came to an end that none may come to."""
+    """The episodes that ended in a forbidden way."""
     pids: set[int] = field(default_factory=lambda: {os.getpid()})
 
     def enough(self) -> bool:
@@ -190,14 +190,14 @@ class Chaos:
                 tasks.create_task(self.clients())
 
     async def work(self, sandboxes: SandboxPool) -> None:
-        """One episode after the other, until enough has happened."""
+        """Run one episode after another until enough has happened."""
         size, killed = self.size, self.killed
         while not self.enough() and self.done["started"] < 3 * size.episodes:
             await self.up.wait()
             self.done["started"] += 1
             number = self.done["started"]
             await self.attempt(sandboxes, number)
-            # By how many are due: what the clients start is counted too, so not every number comes by here.
+            # By how many are due: episodes that the clients start count too, so not every number comes by here.
             if killed["engine"] < min(size.engines, number * (size.engines + 1) // size.episodes):
                 await self.kill_engine()
             elif number % (size.episodes // size.containers) < 2 and killed["container"] < size.containers:
@@ -233,7 +233,7 @@ class Chaos:
         self.up.set()
 
     def kill_container(self) -> None:
-        """Any of any client's."""
+        """Kill a random container of any client."""
         try:
             with _client() as client:
                 running = client.containers(filters={"label": "agentgym.owner"})
@@ -243,12 +243,12 @@ class Chaos:
             self.killed["container missed"] += 1
 
     def folders(self) -> list[Path]:
-        """Those named after one of our processes."""
+        """Return the folders that are named after one of our processes."""
         found = Path(tempfile.gettempdir()).glob("agentgym-*")
         return [folder for folder in found if any(f"_{pid}_" in folder.name for pid in self.pids)]
 
     async def clients(self) -> None:
-        """Other processes, killed -9 at a random line of what they say."""
+        """Run other processes, each killed with SIGKILL at a random line of its output."""
         while self.killed["client"] < self.size.clients and self.done["clients"] < 4 * self.size.clients:
             await self.up.wait()
             self.done["clients"] += 1
@@ -259,7 +259,7 @@ class Chaos:
             self.done["died with their client"] += said["started"] - said.total() + said["started"]
 
     async def listen(self, process: asyncio.subprocess.Process, until: int) -> "Counter[str]":
-        """Its words, to the last; it is killed at line `until`."""
+        """Count the words that the process prints until it ends; kill it at line `until`."""
         assert process.stdout is not None
         said: Counter[str] = Counter()
         while line := await process.stdout.readline():
@@ -282,7 +282,7 @@ async def _as_coroutine(steps: Any) -> None:
 
 
 def _misses() -> tuple[type[Exception], ...]:
-    """How a kill fails: no engine, no container, or it is gone already."""
+    """Return the errors of a kill that found no engine or no container, or whose target is already gone."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
@@ -312,14 +312,14 @@ async def _client_process() -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 @pytest.mark.parametrize("size", [PART, pytest.param(FULL, marks=pytest.mark.proof)], ids=["part", "full"])
-async def test_after_everything_has_died_nothing_is_left_and_every_episode_is_accounted_for(
+async def test_after_everything_dies_nothing_is_left_and_every_episode_is_accounted_for(
     size: Size, engine: Engine, many_files: None
 ) -> None:
     handles = open_files()
     threads = threading.active_count()
     chaos = Chaos(size, engine, random.Random(SEED))
     await chaos.run()
-    async with Docker().open(1):  # The one sweep.
+    async with Docker().open(1):  # The only sweep.
         pass
     await asyncio.get_running_loop().shutdown_default_executor()
     done, killed = chaos.done, chaos.killed

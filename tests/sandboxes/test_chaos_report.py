@@ -1,4 +1,4 @@
-"""What the chaos test says of an episode that came to a wrong end."""
+"""What the chaos test reports about an episode that ended in a forbidden way."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from agentgym.sandboxes.remote.refusals import SANDBOX_LOST
 from tests.sandboxes.test_chaos import SEED, end_of, episode
 
 
-async def test_a_wrong_answer_is_named_with_the_seed_the_episode_the_call_and_the_sandbox() -> None:
-    sandboxes = FakeSandboxPool()  # Its Python finds no file of the sandbox.
+async def test_a_wrong_answer_is_reported_with_seed_episode_call_and_sandbox() -> None:
+    sandboxes = FakeSandboxPool()  # Its Python finds none of the sandbox's files.
     with pytest.raises(AssertionError) as raised:
         await episode(sandboxes, "episode 7")
     how, what = end_of(raised.value)
@@ -19,7 +19,7 @@ async def test_a_wrong_answer_is_named_with_the_seed_the_episode_the_call_and_th
         assert part in what
 
 
-def test_a_lost_sandbox_is_labeled_and_any_other_error_of_a_sandbox_is_named() -> None:
+def test_a_lost_sandbox_is_labeled_and_other_sandbox_errors_are_reported() -> None:
     assert end_of(SandboxError(f"{SANDBOX_LOST}: it was closed")) == ("lost", "")
     how, what = end_of(SandboxError("what is this"))
     assert how == "unlabeled"

@@ -1,4 +1,4 @@
-"""Use after the end: of a pool, a lease, a branch, a program or a shell; one error says which, since when and why."""
+"""Use of a pool, lease, branch, program or shell after its end: one error says which, since when and why."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -80,7 +80,7 @@ async def test_every_call_of_a_closed_branch_raises(pool: SandboxPool, tmp_path:
             await CALLS[name](branch, tmp_path)
 
 
-async def test_the_calls_are_those_of_the_protocol() -> None:
+async def test_the_tested_calls_are_those_of_the_protocol() -> None:
     assert set(CALLS) == {name for name in vars(Sandbox) if not name.startswith("_")} - {"digest"}
 
 
@@ -129,7 +129,7 @@ async def test_a_program_and_a_shell_raise_after_their_block(pool: SandboxPool) 
             await shell.run("true")
 
 
-async def test_what_was_opened_in_a_sandbox_ends_when_it_is_reset(pool: SandboxPool) -> None:
+async def test_programs_shells_and_branches_end_when_the_sandbox_is_reset(pool: SandboxPool) -> None:
     async with pool.lease() as sandbox:
         async with await sandbox.fork() as branch, sandbox.start("sleep 60") as program, sandbox.shell() as shell:
             await sandbox.reset()
@@ -139,7 +139,7 @@ async def test_what_was_opened_in_a_sandbox_ends_when_it_is_reset(pool: SandboxP
         assert (await sandbox.exec("echo x")).stdout == "x\n"
 
 
-async def test_a_closed_pool_raises_for_leases_that_wait_and_for_new_ones() -> None:
+async def test_a_closed_pool_raises_for_waiting_and_new_leases() -> None:
     async with Process(unsafe=True).open(1) as sandboxes, sandboxes.lease() as sandbox:
         waiting = asyncio.create_task(enter(sandboxes.lease()))
         await sandbox.python("1")

@@ -1,5 +1,4 @@
-"""Calls that meet spoiled content: each raises SandboxContentError, at once, whatever code in the sandbox has left
-there."""
+"""Calls that meet unusable content raise SandboxContentError immediately, whatever code in the sandbox left there."""
 
 import tarfile
 from pathlib import Path
@@ -28,7 +27,7 @@ CAN_BE_WRITTEN = ["none", "none/x", "folder/x", "sparse"]
 
 
 def content_of(path: str, sandbox: Sandbox, here: Path) -> dict[str, Any]:
-    """The calls that take a file out of the sandbox."""
+    """Return the calls that take a file out of the sandbox."""
     return {
         "read": lambda: sandbox.read(path),
         "read_text": lambda: sandbox.read_text(path),
@@ -42,7 +41,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 async def is_refused(call: Any) -> bool:
-    """Whether a call raises SandboxContentError."""
+    """Return whether a call raises SandboxContentError."""
     try:
         await call
     except SandboxContentError:
@@ -50,7 +49,7 @@ async def is_refused(call: Any) -> bool:
     return False
 
 
-async def test_whatever_code_leaves_in_a_sandbox_is_one_error(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_whatever_code_leaves_in_a_sandbox_raises_sandbox_content_error(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.exec(SPOIL)
     taken = []
     for path in [*NO_FILES, *NO_PATHS, "sparse"]:
@@ -72,7 +71,7 @@ async def test_whatever_code_leaves_in_a_sandbox_is_one_error(sandbox: Sandbox, 
     assert (await sandbox.exec("echo goes on")).stdout == "goes on\n"
 
 
-async def test_the_text_of_a_model_that_no_program_can_be_given_is_one_error(sandbox: Sandbox) -> None:
+async def test_text_that_cannot_be_passed_to_a_program_raises_sandbox_content_error(sandbox: Sandbox) -> None:
     taken = []
     for number, work in enumerate(
         [
@@ -93,7 +92,7 @@ async def test_the_text_of_a_model_that_no_program_can_be_given_is_one_error(san
     assert not (await sandbox.exec(["echo", "a\0b"])).ok
 
 
-async def test_an_empty_folder_comes_out_as_one(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_an_empty_folder_is_copied_out_as_an_empty_folder(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.exec("mkdir -p empty links/inner tree/none; ln -s /etc/passwd links/out; echo x > tree/f")
     assert await sandbox.get("empty", tmp_path / "empty") == []
     assert names_in(tmp_path / "empty") == []
@@ -109,7 +108,7 @@ async def test_an_empty_folder_comes_out_as_one(sandbox: Sandbox, tmp_path: Path
 async def test_a_tree_that_no_host_could_remove_stays_in_the_sandbox(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`shutil.rmtree` calls itself for each folder below a folder."""
+    """`shutil.rmtree` recurses once per level of nested folders."""
     await sandbox.exec("mkdir -p " + "d/" * 400)
     with pytest.raises(SandboxContentError, match="folders deep"):
         await sandbox.get(".", tmp_path / "deep")
@@ -120,7 +119,7 @@ async def test_a_tree_that_no_host_could_remove_stays_in_the_sandbox(
     assert names_in(tmp_path) == []
 
 
-async def test_a_name_of_any_bytes_that_list_gave_is_taken_by_every_call(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_every_call_accepts_any_file_name_that_list_returned(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.exec(
         "printf one > \"$(printf 'a\\377b')\"; printf two > \"$(printf 'a\\nb')\"; mkdir \"$(printf 'd\\200')\""
     )
@@ -150,19 +149,19 @@ async def test_a_name_of_any_bytes_that_list_gave_is_taken_by_every_call(sandbox
         {"error": None, "errno": True},
     ],
 )
-async def test_an_answer_of_wrong_types_is_the_fault_of_the_sandbox_and_of_no_argument(answer: dict[str, Any]) -> None:
+async def test_an_answer_of_wrong_types_is_a_wire_error(answer: dict[str, Any]) -> None:
     with pytest.raises(WireError, match="invalid answer"):
         raise_refusal(answer, {})
 
 
 @pytest.mark.parametrize("number", MACHINE)
-async def test_what_only_the_machine_can_lack_is_no_content(number: int) -> None:
+async def test_errors_of_the_machine_are_not_content_errors(number: int) -> None:
     with pytest.raises(SandboxError):
         raise_refusal({"error": "x", "errno": number}, {})
 
 
-async def test_a_sandbox_that_answers_in_wrong_types_is_cut(sandbox: Sandbox) -> None:
-    link = getattr(sandbox, "link")  # noqa: B009  # Of this kind of sandbox alone.
+async def test_a_sandbox_that_sends_answers_of_wrong_types_is_cut(sandbox: Sandbox) -> None:
+    link = getattr(sandbox, "link")  # noqa: B009  # Only this kind of sandbox has it.
     frame = SimpleNamespace(envelope={"id": 1, "error": ""}, body=b"")
     with pytest.raises(SandboxError, match="sandbox_lost: the sandbox sent an invalid answer"):
         link._check_refusal(frame, {})

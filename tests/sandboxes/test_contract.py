@@ -1,4 +1,4 @@
-"""What `types.Sandbox` promises, held by every kind of sandbox."""
+"""The contract of `types.Sandbox`, which every kind of sandbox fulfills."""
 
 import asyncio
 import errno
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def still_running(mark: str) -> str:
-    """Code that lists the processes with that word in their command; any other may end while it looks."""
+    """Return code that lists the processes with that word in their command; other processes may end while it looks."""
     return f"""
 import os
 def command(pid):
@@ -83,7 +83,7 @@ async def test_a_command_at_its_limit_is_killed_with_all_it_started(sandbox: San
     assert left.stdout == "[]\n"
 
 
-async def test_what_a_command_leaves_running_ends_with_it_and_the_session_goes_on(sandbox: Sandbox) -> None:
+async def test_processes_that_a_command_leaves_end_with_it_and_the_session_continues(sandbox: Sandbox) -> None:
     await sandbox.python("import subprocess\np = subprocess.Popen(['sleep', '60'])")
     mark = one_more_minute()
     assert (await sandbox.exec(f"setsid sleep {mark} >/dev/null 2>&1 & sleep {mark} & echo started")).ok
@@ -92,7 +92,7 @@ async def test_what_a_command_leaves_running_ends_with_it_and_the_session_goes_o
     assert (await sandbox.python("p.poll()")).stdout == ""
 
 
-async def test_long_output_keeps_head_and_tail_and_says_what_was_cut(sandbox: Sandbox) -> None:
+async def test_long_output_keeps_its_head_and_tail_and_reports_the_cut(sandbox: Sandbox) -> None:
     result = await sandbox.exec("echo first; head -c 1000000 /dev/zero | tr '\\0' x; echo; echo last")
     python = await sandbox.python("print('first', 'y' * 300000, 'last')")
     for got in (result, python):
@@ -121,7 +121,7 @@ async def test_output_between_two_calls_belongs_to_neither(sandbox: Sandbox) -> 
     assert (await sandbox.python("1")).stdout == "1\n"
 
 
-async def test_files_go_in_and_out_whole(sandbox: Sandbox) -> None:
+async def test_files_are_written_and_read_whole(sandbox: Sandbox) -> None:
     big = bytes(range(256)) * 8192
     await sandbox.write({"a/b/c.txt": "héllo", "big": big, "empty": ""})
     assert await sandbox.read("a/b/c.txt") == "héllo".encode()
@@ -157,7 +157,7 @@ async def test_modules_in_the_working_folder_can_be_imported(sandbox: Sandbox) -
     assert (await sandbox.python("import solution; solution.answer", fresh=True)).stdout == "42\n"
 
 
-async def test_fresh_code_meets_nothing_of_the_session_which_goes_on(sandbox: Sandbox) -> None:
+async def test_fresh_code_sees_nothing_of_the_session_which_continues(sandbox: Sandbox) -> None:
     await sandbox.write({"json.py": "raise SystemExit('shadowed')"})
     await sandbox.python("import builtins\nx = 1\nbuiltins.sum = None\nimport threading, time")
     assert "NameError" in (await sandbox.python("x", fresh=True)).stderr
@@ -241,7 +241,7 @@ async def test_waiting_for_a_host_function_counts_toward_the_limit(sandbox: Sand
     assert (await sandbox.python("x")).stdout == "1\n"
 
 
-async def test_too_many_questions_are_refused(sandbox: Sandbox) -> None:
+async def test_too_many_host_function_calls_are_refused(sandbox: Sandbox) -> None:
     polite = await sandbox.python("for i in range(1001): f()", functions={"f": lambda: 0}, timeout_s=30)
     assert "RuntimeError: more than 1000 host function calls" in polite.stderr
     stubborn = "while True:\n    try: f()\n    except RuntimeError: pass"
@@ -303,7 +303,7 @@ async def test_a_closed_sandbox_raises_sandbox_error(spec: SandboxSpec) -> None:
         await sandbox.python("1")
 
 
-async def test_the_digest_says_what_the_sandbox_is_made_of(sandboxes: SandboxPool) -> None:
+async def test_the_digest_is_the_same_for_each_lease_and_names_the_interpreter(sandboxes: SandboxPool) -> None:
     digests = set()
     for _ in range(2):
         async with sandboxes.lease() as sandbox:
@@ -313,10 +313,10 @@ async def test_the_digest_says_what_the_sandbox_is_made_of(sandboxes: SandboxPoo
 
 
 HALF = "\ud800"
-"""Half of a character: JSON can say it, and no file can be called so."""
+"""A lone surrogate: JSON can hold it, but no file can have it in its name."""
 
 
-async def test_a_path_with_half_a_character_is_refused_and_the_sandbox_goes_on(
+async def test_a_path_with_a_lone_surrogate_is_refused_and_the_sandbox_survives(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     await sandbox.python("x = 'kept'")
@@ -337,13 +337,13 @@ async def test_a_path_with_half_a_character_is_refused_and_the_sandbox_goes_on(
     assert await sandbox.list() == []
 
 
-async def test_a_name_that_is_no_text_is_still_a_path(sandbox: Sandbox) -> None:
+async def test_a_name_that_is_not_valid_text_is_still_a_path(sandbox: Sandbox) -> None:
     await sandbox.write({"\udcff": b"bytes"})
     assert await sandbox.read("\udcff") == b"bytes"
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-async def test_no_file_of_the_server_stands_in_the_way_of_the_codes_own(sandbox: Sandbox, fresh: bool) -> None:
+async def test_modules_of_the_server_do_not_shadow_modules_of_the_code(sandbox: Sandbox, fresh: bool) -> None:
     own = ["server", "files", "call", "limits", "worker", "start"]
     await sandbox.write({f"{name}.py": f"mine = {name!r}" for name in own})
     said = await sandbox.python(f"import {', '.join(own)}\n[m.mine for m in ({', '.join(own)})]", fresh=fresh)

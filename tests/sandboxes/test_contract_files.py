@@ -1,4 +1,4 @@
-"""What every kind of sandbox promises of files of any size, of archives, and of the errors of file calls."""
+"""The contract of every kind of sandbox for files of any size, for archives, and for errors of file calls."""
 
 import asyncio
 import hashlib
@@ -23,12 +23,12 @@ MB = 1 << 20
 
 
 def pattern(size: int) -> Iterator[bytes]:
-    """Bytes in which no two pieces are the same."""
+    """Yield bytes in which no two pieces are the same."""
     for number in range(0, size, MB):
         yield hashlib.sha256(str(number).encode()).digest() * (MB // 32)
 
 
-async def test_bytes_over_one_frame_go_in_and_out_whole(sandbox: Sandbox) -> None:
+async def test_files_larger_than_one_frame_are_written_and_read_whole(sandbox: Sandbox) -> None:
     data = b"".join(pattern(33 * MB)) + b"end"
     await sandbox.write({"a/large": data, "small": "s", "empty": b""})
     assert await sandbox.read("a/large", limit=len(data)) == data
@@ -42,7 +42,7 @@ async def test_bytes_over_one_frame_go_in_and_out_whole(sandbox: Sandbox) -> Non
 
 @dataclass(frozen=True)
 class Source:
-    """A large file of this machine, of that many megabytes."""
+    """A large file on this machine, of that many megabytes."""
 
     path: Path
     megabytes: int
@@ -51,7 +51,7 @@ class Source:
 
 @contextmanager
 def source_of(megabytes: int, folder: Path) -> Iterator[Source]:
-    """A file in which no two pieces are the same, until the end of the block."""
+    """Create a file in which no two pieces are the same; it exists until the block ends."""
     path = folder / "source"
     with path.open("wb") as file:
         file.writelines(pattern(megabytes * MB))
@@ -75,12 +75,12 @@ async def test_a_large_file_is_streamed_out_and_in_with_bounded_memory(sandbox: 
 
 
 SPARE_MB = 96
-"""The memory of a container beside that of the file in it: it would end where its server held more than pieces."""
+"""A container's memory besides that for its files: it would be killed if its server held more than a few pieces."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS[:2], *(pytest.param(kind, marks=pytest.mark.docker) for kind in KINDS[2:])])
-async def test_a_gigabyte_is_streamed_out_and_in_where_the_memory_beside_it_is_small(
+async def test_a_gigabyte_is_streamed_out_and_in_with_little_spare_memory(
     kind: str, gigabyte: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk_mb = gigabyte.megabytes + 1
@@ -92,8 +92,8 @@ async def test_a_gigabyte_is_streamed_out_and_in_where_the_memory_beside_it_is_s
 
 
 async def a_file_goes_in_and_out(sandbox: Sandbox, source: Source, back: Path) -> None:
-    """The file is whole at both ends, and this process holds a few pieces of it at a time."""
-    await sandbox.write({"small": bytes(17 * MB)})  # What every transfer loads is loaded by now.
+    """Check that the file arrives whole both ways while this process holds only a few pieces of it at a time."""
+    await sandbox.write({"small": bytes(17 * MB)})  # Load everything that a transfer needs first.
     await sandbox.exec("rm small")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seen: list[int] = []
@@ -127,7 +127,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-async def test_a_large_file_that_is_broken_off_leaves_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_an_interrupted_copy_of_a_large_file_leaves_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
     with (tmp_path / "source").open("wb") as file:
         file.truncate(64 * MB)
     copying = asyncio.create_task(sandbox.put(tmp_path / "source", "in"))
@@ -156,7 +156,7 @@ async def test_a_large_file_follows_no_link_and_replaces_no_folder(sandbox: Sand
     assert await sandbox.list("outer") == await sandbox.list("folder") == []
 
 
-async def test_a_folder_goes_out_and_in_as_one_archive(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_folder_is_packed_and_unpacked_as_one_archive(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.write({"d/a/b.txt": "bé", "d/run": "#!/bin/sh\necho ran", "d/empty": ""})
     await sandbox.exec(
         "chmod 755 d/run; ln -s a/b.txt d/link; mkfifo d/pipe; mkdir d/none; touch \"$(printf 'd/\\377')\""
@@ -184,7 +184,7 @@ async def test_a_folder_goes_out_and_in_as_one_archive(sandbox: Sandbox, tmp_pat
     assert await sandbox.read("b.txt") == "bé".encode()
 
 
-async def test_compressed_archives_and_large_ones_are_unpacked(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_compressed_and_large_archives_are_unpacked(sandbox: Sandbox, tmp_path: Path) -> None:
     for mode in ("w:gz", "w:xz", "w"):
         with tarfile.open(tmp_path / "t.tar", mode) as tar:
             member = tarfile.TarInfo("large")
@@ -218,7 +218,7 @@ async def test_no_name_in_an_archive_leads_out_of_the_folder(sandbox: Sandbox, n
     assert await sandbox.list("outer") == []
 
 
-async def test_what_is_no_archive_is_refused(sandbox: Sandbox) -> None:
+async def test_data_that_is_not_an_archive_is_refused(sandbox: Sandbox) -> None:
     for data in (b"", b"no archive", bytes(range(256)) * 100):
         with pytest.raises(ValueError, match="not a tar archive"):
             await sandbox.unpack(data)
@@ -231,7 +231,7 @@ async def test_what_is_no_archive_is_refused(sandbox: Sandbox) -> None:
         await sandbox.unpack(packed.getvalue())
 
 
-async def test_what_code_does_to_its_files_is_a_documented_error(sandbox: Sandbox) -> None:
+async def test_file_calls_raise_documented_errors_whatever_code_does_to_its_files(sandbox: Sandbox) -> None:
     await sandbox.exec("mkdir d closed; echo x > closed/f; echo x > f; ln -s f link; ln -s loop loop; mkfifo pipe")
     await sandbox.exec("cp /bin/sleep busy; echo x > secret; chmod 0 secret closed")
     for path in ("d", "link", "loop", "pipe", "f/g", ".", "/", "../x", "n" * 300, "\0", "link/x"):
@@ -248,7 +248,7 @@ async def test_what_code_does_to_its_files_is_a_documented_error(sandbox: Sandbo
         with pytest.raises(ValueError):  # noqa: PT011  # Each has its own text.
             await sandbox.list(path)
     async with sandbox.start(["./busy", "60"]):
-        with suppress(UnusablePath):  # A new file of that name may take its place.
+        with suppress(UnusablePath):  # A new file of that name may replace it.
             await sandbox.write({"busy": "x"})
     if (await sandbox.exec("cat secret")).exit_code:  # Root may read it.
         for call in (sandbox.read("secret"), sandbox.read("closed/f")):

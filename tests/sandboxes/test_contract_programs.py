@@ -1,4 +1,4 @@
-"""What every kind of sandbox promises of commands, of programs that go on, and of shells."""
+"""The contract of every kind of sandbox for commands, for programs that keep running, and for shells."""
 
 import asyncio
 import signal
@@ -19,7 +19,7 @@ async def test_a_program_and_its_arguments_run_without_a_shell(sandbox: Sandbox)
     assert (await sandbox.exec(["sh", "-c", "exit 4"])).exit_code == 4
 
 
-async def test_a_program_that_is_not_there_is_a_result(sandbox: Sandbox) -> None:
+async def test_a_missing_program_is_a_result(sandbox: Sandbox) -> None:
     missing = await sandbox.exec(["no-such-program"])
     assert (missing.status, missing.exit_code) == ("error", 127)
     assert "no-such-program" in missing.stderr
@@ -40,7 +40,7 @@ async def test_large_input_arrives_whole(sandbox: Sandbox) -> None:
     assert (await sandbox.exec("wc -c; wc -c < /dev/null", stdin=data)).stdout.split() == [str(len(data)), "0"]
 
 
-async def test_output_is_kept_as_bytes_beside_its_text(sandbox: Sandbox) -> None:
+async def test_output_is_kept_as_bytes_and_as_text(sandbox: Sandbox) -> None:
     result = await sandbox.exec("printf '\\377ok'; printf '\\200' >&2")
     assert (result.stdout, result.stderr) == ("�ok", "�")
     assert (result.stdout_bytes, result.stderr_bytes) == (b"\xffok", b"\x80")
@@ -48,7 +48,7 @@ async def test_output_is_kept_as_bytes_beside_its_text(sandbox: Sandbox) -> None
 
 
 @pytest.mark.parametrize("limit", [2, 10, 1000, 40_000, 1 << 20])
-async def test_as_much_output_is_kept_as_the_call_says(sandbox: Sandbox, limit: int) -> None:
+async def test_a_call_keeps_as_much_output_as_its_limit_allows(sandbox: Sandbox, limit: int) -> None:
     text = "".join(f"{i:07}\n" for i in range(100_000))
     await sandbox.write({"text": text})
     for result in (
@@ -71,7 +71,7 @@ async def read_all(read: Callable[[], Awaitable[bytes]]) -> bytes:
     return found
 
 
-async def test_a_program_runs_beside_other_calls_and_is_talked_to(sandbox: Sandbox) -> None:
+async def test_a_program_runs_alongside_other_calls_and_takes_input(sandbox: Sandbox) -> None:
     async with sandbox.start("while read line; do echo got $line; done; echo end >&2; exit 3") as process:
         await process.write("one\n")
         assert await process.stdout.read(timeout_s=20) == b"got one\n"
@@ -85,7 +85,7 @@ async def test_a_program_runs_beside_other_calls_and_is_talked_to(sandbox: Sandb
         assert await read_all(process.stderr.read) == b"end\n"
 
 
-async def test_what_a_program_writes_arrives_while_another_call_runs(sandbox: Sandbox) -> None:
+async def test_program_output_arrives_while_another_call_runs(sandbox: Sandbox) -> None:
     async with sandbox.start(["cat"]) as process:
         waiting = asyncio.create_task(sandbox.exec("while [ ! -e done ]; do sleep 0.01; done", timeout_s=60))
         await process.write("x" * (3 * WINDOW // 2))
@@ -106,7 +106,7 @@ async def reaches(sandbox: Sandbox, size: int) -> None:
     assert (await sandbox.exec(f"touch wrote; while [ $(wc -c < wrote) -lt {size} ]; do sleep 0.01; done")).ok
 
 
-async def test_a_program_that_writes_without_end_waits_for_its_reader(sandbox: Sandbox) -> None:
+async def test_a_program_with_endless_output_waits_for_its_reader(sandbox: Sandbox) -> None:
     line = f"echo {'x' * 1023}"
     async with sandbox.start(f"while :; do echo >> wrote; {line}; done") as process:
         most = (WINDOW + (64 << 10)) // 1024 + 4
@@ -131,7 +131,7 @@ async def test_a_program_takes_input_of_any_size_as_fast_as_it_reads(sandbox: Sa
             await process.write(bytes(5 * WINDOW), timeout_s=0.2)
 
 
-async def test_a_program_that_takes_no_more_input_breaks_the_pipe(sandbox: Sandbox) -> None:
+async def test_writing_to_a_program_that_reads_no_more_breaks_the_pipe(sandbox: Sandbox) -> None:
     async with sandbox.start("exec <&-; echo closed; sleep 60") as process:
         await process.stdout.read(timeout_s=20)
         with pytest.raises(BrokenPipeError):
@@ -166,7 +166,7 @@ async def test_a_signal_goes_to_the_program(sandbox: Sandbox) -> None:
         assert await read_all(process.stdout.read) == b"caught\n"
 
 
-async def test_waiting_for_a_program_has_a_limit_and_it_goes_on(sandbox: Sandbox) -> None:
+async def test_waiting_for_a_program_can_time_out_while_it_keeps_running(sandbox: Sandbox) -> None:
     async with sandbox.start(["cat"]) as process:
         with pytest.raises(TimeoutError):
             await process.wait(timeout_s=0.05)
@@ -189,13 +189,13 @@ async def _echo(sandbox: Sandbox, text: str) -> None:
         assert await process.stdout.read(timeout_s=20) == text.encode()
 
 
-async def test_a_program_that_cannot_start_says_so(sandbox: Sandbox) -> None:
+async def test_a_program_that_cannot_start_reports_why(sandbox: Sandbox) -> None:
     async with sandbox.start(["no-such-program"]) as process:
         assert await process.wait(timeout_s=20) == 127
         assert b"no-such-program" in await read_all(process.stderr.read)
 
 
-async def test_a_program_goes_on_when_a_cell_loses_its_state_and_ends_with_the_episode(sandbox: Sandbox) -> None:
+async def test_a_program_survives_a_cell_that_loses_its_state_and_ends_with_the_episode(sandbox: Sandbox) -> None:
     async with sandbox.start(["cat"]) as process:
         assert (await sandbox.python("import os; os._exit(0)")).state_lost
         assert (await sandbox.python("import subprocess\nsubprocess.Popen(['sleep', '60'])")).ok
@@ -213,7 +213,7 @@ async def test_a_program_goes_on_when_a_cell_loses_its_state_and_ends_with_the_e
     assert (await sandbox.exec("echo on")).stdout == "on\n"
 
 
-async def test_a_verifier_runs_while_programs_stand_still(sandbox: Sandbox) -> None:
+async def test_programs_are_paused_while_a_verifier_runs(sandbox: Sandbox) -> None:
     async with sandbox.start("while :; do echo x >> wrote; done") as process:
         await reaches(sandbox, 1)
         code = "import os, time\na = os.path.getsize('wrote'); time.sleep(.1); os.path.getsize('wrote') - a"
@@ -223,7 +223,7 @@ async def test_a_verifier_runs_while_programs_stand_still(sandbox: Sandbox) -> N
         assert process.exit_code is None
 
 
-async def test_a_programs_of_a_branch_end_with_it(sandbox: Sandbox) -> None:
+async def test_programs_of_a_branch_end_with_it(sandbox: Sandbox) -> None:
     await sandbox.write({"f": "trunk"})
     async with sandbox.start(["cat"]) as mine:
         branch: Branch
@@ -249,13 +249,13 @@ async def test_a_shell_keeps_its_folder_variables_and_functions(sandbox: Sandbox
         assert not second.state_lost
 
 
-async def test_two_shells_share_no_state_but_files(sandbox: Sandbox) -> None:
+async def test_two_shells_share_only_files(sandbox: Sandbox) -> None:
     async with sandbox.shell() as one, sandbox.shell(cwd="/") as two:
         await one.run("A=1; echo one > f")
         assert (await two.run("echo ${A-none}; pwd")).stdout == "none\n/\n"
 
 
-async def test_no_output_of_code_ends_a_run_of_a_shell(sandbox: Sandbox) -> None:
+async def test_no_output_of_code_ends_a_shell_run(sandbox: Sandbox) -> None:
     async with sandbox.shell() as shell:
         for command in (
             "echo 0; echo 0 >&2",
@@ -283,7 +283,7 @@ async def test_a_shell_at_its_limit_is_interrupted_and_keeps_its_state(sandbox: 
         assert (await shell.run("echo $A")).stdout == "1\n"
 
 
-async def test_a_shell_that_does_not_let_itself_be_interrupted_begins_anew(sandbox: Sandbox) -> None:
+async def test_a_shell_that_ignores_interrupts_restarts(sandbox: Sandbox) -> None:
     async with sandbox.shell() as shell:
         result = await shell.run("A=1; trap '' INT; while :; do :; done", timeout_s=0.3)
         assert result.status == "timeout"
@@ -291,7 +291,7 @@ async def test_a_shell_that_does_not_let_itself_be_interrupted_begins_anew(sandb
         assert (await shell.run("echo ${A-none}")).stdout == "none\n"
 
 
-async def test_a_shell_that_ends_begins_anew_and_says_so(sandbox: Sandbox) -> None:
+async def test_a_shell_that_ends_restarts_and_reports_it(sandbox: Sandbox) -> None:
     async with sandbox.shell(cwd="/") as shell:
         result = await shell.run("A=1; echo out; exit 3")
         assert (result.exit_code, result.stdout, result.state_lost) == (3, "out\n", True)
@@ -300,7 +300,7 @@ async def test_a_shell_that_ends_begins_anew_and_says_so(sandbox: Sandbox) -> No
         assert (killed.status, killed.state_lost) == ("killed", True)
 
 
-async def test_jobs_of_a_shell_go_on_between_its_runs_and_end_with_it(sandbox: Sandbox) -> None:
+async def test_shell_jobs_keep_running_between_runs_and_end_with_the_shell(sandbox: Sandbox) -> None:
     async with sandbox.shell() as shell:
         started = await shell.run("sleep 600 & echo $!")
         assert (started.stderr, started.ok) == ("", True)
@@ -310,7 +310,7 @@ async def test_jobs_of_a_shell_go_on_between_its_runs_and_end_with_it(sandbox: S
     assert (await sandbox.exec(f"kill -0 {pid} 2>/dev/null && echo runs")).stdout == ""
 
 
-async def test_jobs_of_a_shell_that_ends_itself_end_with_it(sandbox: Sandbox) -> None:
+async def test_jobs_of_a_shell_that_exits_end_with_it(sandbox: Sandbox) -> None:
     async with sandbox.shell() as shell:
         pid = int((await shell.run("sleep 600 & echo $!; exit")).stdout)
         assert (await sandbox.exec(f"kill -0 {pid} 2>/dev/null && echo runs")).stdout == ""

@@ -1,4 +1,4 @@
-"""The host's wire stays the server's alone, however many files the client has open when it starts a sandbox."""
+"""Only the server holds the host's wire, however many files the client has open when it starts a sandbox."""
 
 import subprocess
 import sys
@@ -23,14 +23,12 @@ async def worker_holds_its_own_only(sandbox: Sandbox) -> None:
     for fresh in (False, True):
         assert (await sandbox.python(HOLDS, fresh=fresh)).stdout == WORKER
     shell = await sandbox.exec("for n in $(seq 0 1500); do [ -e /proc/$$/fd/$n ] && echo $n; done")
-    assert {int(number) for number in shell.stdout.split()} - {255} == {0, 1, 2}  # 255 is bash's own.
+    assert {int(number) for number in shell.stdout.split()} - {255} == {0, 1, 2}  # 255 belongs to bash itself.
     async with await sandbox.fork() as branch:
         assert (await branch.python(HOLDS)).stdout == WORKER
 
 
-async def test_code_never_holds_the_wire_where_the_client_has_520_open_files(
-    spec: SandboxSpec, many_files: None
-) -> None:
+async def test_code_never_holds_the_wire_if_the_client_has_520_open_files(spec: SandboxSpec, many_files: None) -> None:
     async with spec.open(1) as sandboxes:
         async with sandboxes.lease() as sandbox:
             await worker_holds_its_own_only(sandbox)
@@ -39,27 +37,27 @@ async def test_code_never_holds_the_wire_where_the_client_has_520_open_files(
 
 
 def alone(code: str) -> "subprocess.CompletedProcess[str]":
-    """A process of its own that has the server's modules at hand, and 100 open files above its limit."""
+    """Run code in a process that can import the server's modules and has 100 open files above its limit."""
     begin = (
         "import os, resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (1000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
         "held = [os.open(os.devnull, os.O_RDONLY) for _ in range(600)]\n"
         "os.closerange(3, 500)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"  # Those above it stay open.
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"  # Files above the limit stay open.
         f"sys.path.append({str(image_folder())!r})\n"
         "from server import children\n"
     )
     return subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("kernel", ["has close_range", "has none"])
-def test_what_is_above_the_limit_of_open_files_is_closed_too(kernel: str) -> None:
-    without = "children.SYS_CLOSE_RANGE = -1\n" if kernel == "has none" else ""
+@pytest.mark.parametrize("kernel", ["has close_range", "has no close_range"])
+def test_descriptors_above_the_limit_of_open_files_are_closed_too(kernel: str) -> None:
+    without = "children.SYS_CLOSE_RANGE = -1\n" if kernel == "has no close_range" else ""
     done = alone(f"{without}children.keep_only({{0, 1, 2}})\nprint(children.open_descriptors())")
     assert (done.stderr, done.stdout) == ("", "[0, 1, 2]\n")
 
 
-def test_a_worker_that_holds_another_descriptor_ends_before_any_code_runs() -> None:
+def test_a_worker_that_holds_an_extra_descriptor_ends_before_any_code_runs() -> None:
     done = alone(
         "children.close_from = lambda first: os.closerange(first, 600)\nchildren.keep_only({0, 1, 2})\nprint(1)"
     )

@@ -1,4 +1,4 @@
-"""Episodes whose code tries to end its sandbox, its server or its machine, in the hope of no reward: each is scored."""
+"""Episodes whose code tries to end its sandbox, its server or its machine to avoid a reward: each is scored."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ CODE = {
     "leaves zombies": "import os\nfor _ in range(999):\n    if os.fork() == 0: os._exit(0)",
     "starts threads": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
     "fills memory": "kept = [bytes(1 << 20) for _ in range(10**6)]",
-    "fills memory by its children": """
+    "fills memory with its children": """
 import os, time
 for _ in range(8):
     if os.fork() == 0:
@@ -48,7 +48,7 @@ libc.shmat.restype = ctypes.c_void_p
 for _ in range(31):
     at = libc.shmat(libc.shmget(0, 16 << 20, 0o1666), None, 0)
     if at not in (None, 2**64 - 1): ctypes.memset(at, 1, 16 << 20)""",
-    "asks the kernel to spare it": """
+    "asks the OOM killer to spare it": """
 import os
 for _ in range(6):
     if os.fork() == 0:
@@ -57,21 +57,21 @@ for _ in range(6):
         try: kept = [bytearray(b'x') * (1 << 20) for _ in range(400)]
         except MemoryError: pass
         import time; time.sleep(60)""",
-    "asks the kernel to take its parent": """
+    "asks the OOM killer to kill its parent": """
 import os
 for pid in (1, os.getppid()):
     try: open(f'/proc/{pid}/oom_score_adj', 'w').write('1000')
     except OSError: pass
 kept = bytearray(b'x') * (3 << 30)""",
-    "makes inodes": "import os\nn = 0\nwhile True: os.mknod(f'/tmp/{n}'); n += 1",
-    "makes folders": "import os\nwhile True: os.mkdir('d' * 200); os.chdir('d' * 200)",
+    "creates inodes": "import os\nn = 0\nwhile True: os.mknod(f'/tmp/{n}'); n += 1",
+    "creates folders": "import os\nwhile True: os.mkdir('d' * 200); os.chdir('d' * 200)",
     "fills every folder": """
 for place in ('/tmp', '/dev/shm', '/branches'):
     try: open(place + '/full', 'wb').write(bytes(200 << 20))
     except OSError: pass""",
     "opens files": "kept = []\nwhile True: kept.append(open('/dev/null'))",
     "closes all": "import os; os.closerange(0, 9999)",
-    "speaks for the worker": "import os, struct\nos.write(3, struct.pack('>I', 1 << 31) + b'{' * 9999)",
+    "sends frames for the worker": "import os, struct\nos.write(3, struct.pack('>I', 1 << 31) + b'{' * 9999)",
     "locks its folder": "import os; os.makedirs('a/b'); os.chmod('a', 0); os.chmod('.', 0)",
     "removes all": """
 import shutil
@@ -82,7 +82,7 @@ for pid in (1, os.getppid()):
     for what in range(16):
         try: resource.prlimit(pid, what, (0, 0))
         except (OSError, ValueError): pass""",
-    "leaves a daemon that kills": """
+    "leaves a killing daemon": """
 import os, signal
 if os.fork() == 0:
     os.setsid()
@@ -93,18 +93,18 @@ if os.fork() == 0:
                 except OSError: pass""",
 }
 COMMANDS = {
-    "a bomb of a shell": ":(){ :|:& };:; wait",
+    "a fork bomb in a shell": ":(){ :|:& };:; wait",
     "floods": "yes; yes >&2",
-    "signals of every sort": "for s in $(seq 1 64); do kill -$s 1 $PPID -1 2>/dev/null; done",
-    "files without end": "i=0; while :; do :> $i; i=$((i+1)); done",
-    "its folder gone": "rm -rf /tmp/* /tmp/.[!.]*; cd /; rmdir /tmp; mv /tmp /gone",
-    "the death of its group": "kill -9 0",
+    "all kinds of signals": "for s in $(seq 1 64); do kill -$s 1 $PPID -1 2>/dev/null; done",
+    "endless files": "i=0; while :; do :> $i; i=$((i+1)); done",
+    "its folder removed": "rm -rf /tmp/* /tmp/.[!.]*; cd /; rmdir /tmp; mv /tmp /gone",
+    "kills its process group": "kill -9 0",
 }
 PATHS = ["\ud800", "a\0b", "n" * 5000, "d/" * 3000 + "f", "..", "/", "", "\x7f\n\u202e", "a/../../b", "/proc/1/mem"]
 
 
 class Dodges(ag.ToolEnv[ag.Task]):
-    """An env whose tools hand on to the sandbox whatever the model says."""
+    """An env whose tools pass everything that the model sends to the sandbox."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=6, seconds=300, context_tokens=65_536)
@@ -132,7 +132,7 @@ class Dodges(ag.ToolEnv[ag.Task]):
 
     @ag.reward
     async def solved(self) -> float:
-        """Whether a verifier still runs."""
+        """Return 1.0 if a verifier still runs."""
         return float((await self.sandbox.python("6 * 7", fresh=True, timeout_s=30.0)).stdout == "42\n")
 
 
@@ -166,7 +166,7 @@ def draw_path(rng: random.Random) -> tuple[str, ag.Message]:
 
 
 async def attempt(kind: str, sandboxes: SandboxPool, number: int) -> tuple[list[str], ag.Rollout]:
-    """An episode of some attempts, which its number alone determines."""
+    """Run an episode of several attempts, determined by its number alone."""
     rng = random.Random(number)
     drawn = [rng.choice([draw_code, draw_code, draw_command, draw_path, payload_of(kind)])(rng) for _ in range(3)]
     task = ag.Task(id=str(number), prompt="End your sandbox.")

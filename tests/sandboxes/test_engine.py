@@ -1,4 +1,4 @@
-"""Sandboxes of real engines: over attach, over several hosts, swept, and after an engine that went away."""
+"""Sandboxes on real engines: over attach, on several hosts, sweeps, and recovery after an engine went down."""
 
 import asyncio
 import socket
@@ -30,7 +30,7 @@ def engine() -> None:
 
 
 class Relay:
-    """A TCP port in front of the local engine, which can be taken away and given back; nobody else takes it then."""
+    """A TCP port in front of the local engine that can be closed and reopened; nobody else can take it in between."""
 
     def __init__(self) -> None:
         self.held = socket.socket()
@@ -84,7 +84,7 @@ async def relay() -> AsyncIterator[Relay]:
 
 
 def owned() -> list[str]:
-    """The names of this process's containers."""
+    """Return the names of this process's containers."""
     client = connect()
     try:
         found = client.containers(all=True, filters={"label": f"agentgym.owner={owner()}"})
@@ -94,7 +94,7 @@ def owned() -> list[str]:
 
 
 async def wait_until_gone(name: str) -> None:
-    """By the engine's own events: the removal of that container, which may be gone already."""
+    """Wait for the engine's event that the container was removed; it may be gone already."""
     from docker.errors import NotFound
 
     client = connect()
@@ -105,7 +105,7 @@ async def wait_until_gone(name: str) -> None:
         client.close()
 
 
-async def test_a_remote_engine_is_spoken_to_over_attach() -> None:
+async def test_a_remote_engine_is_used_over_attach() -> None:
     async with relay() as there, Docker(hosts=(there.host,)).open(1) as sandboxes:
         async with sandboxes.lease() as sandbox:
             assert (await sandbox.python("x = 'a'\nprint(x * 100_000)")).truncated
@@ -137,7 +137,7 @@ async def test_a_remote_sandbox_ends_when_its_client_is_gone() -> None:
     assert owned() == []
 
 
-async def test_several_engines_are_one_pool_and_each_gets_its_share() -> None:
+async def test_several_engines_form_one_pool_and_share_its_sandboxes() -> None:
     async with relay() as one, relay() as two, Docker(hosts=(one.host, two.host)).open(4) as sandboxes:
         async with sandboxes.lease() as a, sandboxes.lease() as b, sandboxes.lease() as c, sandboxes.lease() as d:
             for sandbox in (a, b, c, d):
@@ -147,7 +147,7 @@ async def test_several_engines_are_one_pool_and_each_gets_its_share() -> None:
     assert owned() == []
 
 
-async def test_an_engine_that_is_down_is_passed_over_while_another_is_up() -> None:
+async def test_an_engine_that_is_down_is_skipped_while_another_is_up() -> None:
     async with relay() as one, relay() as two, Docker(hosts=(one.host, two.host)).open(2) as sandboxes:
         await one.down()
         async with sandboxes.lease() as a, sandboxes.lease() as b:
@@ -177,7 +177,7 @@ async def test_leases_wait_for_an_engine_that_comes_back_and_its_old_sandboxes_a
     assert owned() == []
 
 
-async def test_a_lease_gives_up_on_an_engine_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lease_gives_up_on_an_engine_that_stays_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_sandboxes, "PATIENCE_S", 0.2)
     async with relay() as there, Docker(hosts=(there.host,)).open(1) as sandboxes:
         await there.down()
@@ -190,7 +190,7 @@ def test_a_refused_connection_leaves_no_socket_open_while_its_error_is_kept(tmp_
     link, deaf = tmp_path / "engine.sock", tmp_path / "deaf.sock"
     link.symlink_to(address().removeprefix("unix://"))
     client = connect(host=f"unix://{link}")
-    client.close()  # Its connection; the next request needs another.
+    client.close()  # Close its connection; the next request needs another.
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(deaf))
         link.unlink()
@@ -203,7 +203,7 @@ def test_a_refused_connection_leaves_no_socket_open_while_its_error_is_kept(tmp_
     client.close()
 
 
-async def test_what_an_engine_refuses_is_not_tried_again() -> None:
+async def test_requests_that_an_engine_refuses_are_not_retried() -> None:
     async with Docker(network="agentgym-no-such-network").open(1) as sandboxes:
         with pytest.raises(SandboxError, match="no-such-network"):
             async with sandboxes.lease():
@@ -215,7 +215,9 @@ async def test_what_an_engine_refuses_is_not_tried_again() -> None:
     assert owned() == []
 
 
-async def test_a_sweep_removes_what_a_start_left_and_spares_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sweep_removes_leftovers_of_a_start_and_spares_running_sandboxes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pools, "TEND_S", 0.3)
     client = connect()
     try:
@@ -274,6 +276,6 @@ async def test_idle_sandboxes_and_leases_without_a_call_are_ended(monkeypatch: p
 
 
 async def settled(sandboxes: Pool) -> None:
-    """Return once every sandbox that was given back is clean."""
+    """Return once every returned sandbox is clean."""
     if sandboxes._returning:
         await asyncio.wait(set(sandboxes._returning))

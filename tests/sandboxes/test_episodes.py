@@ -1,5 +1,4 @@
-"""Nothing crosses from episode to episode, nor from a session to a verifier; a sandbox that its code ended is a
-result."""
+"""Nothing carries over between episodes or from a session to a verifier; a sandbox that its code ended is a result."""
 
 import ast
 import asyncio
@@ -35,7 +34,7 @@ KINDS: list[object] = [
 ]
 ISOLATED = KINDS[1:]
 PLACED = KINDS[1:3]
-"""Where each episode has namespaces of its own."""
+"""Kinds of sandboxes in which each episode has its own namespaces."""
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -87,7 +86,7 @@ async def test_no_name_of_an_earlier_episode_is_in_the_memory_of_the_next(pool: 
 
 
 @of(PLACED)
-async def test_no_counter_of_the_kernel_tells_the_next_episode_anything(pool: SandboxPool) -> None:
+async def test_no_kernel_counter_tells_the_next_episode_anything(pool: SandboxPool) -> None:
     count = """
 import ctypes, os
 open('f', 'w').close()
@@ -131,7 +130,7 @@ places = ['/tmp', '/dev/shm', '/branches']
 
 
 @of(PLACED)
-async def test_things_in_the_way_of_a_wipe_and_very_many_files_cost_a_reset_nothing(pool: SandboxPool) -> None:
+async def test_things_in_the_way_of_a_wipe_and_very_many_files_do_not_fail_a_reset(pool: SandboxPool) -> None:
     async with pool.lease() as sandbox:
         await sandbox.python(
             "import os\nos.makedirs('/tmp/.lifted-1-1/d')\nfor n in range(8000): os.mknod(f'/tmp/{n}')"
@@ -200,7 +199,7 @@ len(seen)
 
 
 @of(PLACED)
-async def test_a_verifier_tells_the_session_nothing_by_a_socket_without_a_file(pool: SandboxPool) -> None:
+async def test_a_verifier_tells_the_session_nothing_through_a_socket_without_a_file(pool: SandboxPool) -> None:
     listen = "import socket\nserver = socket.socket(socket.AF_UNIX)\nserver.bind('\\0told')\nserver.listen()"
     tell = "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0told')"
     async with pool.lease() as sandbox:
@@ -210,7 +209,7 @@ async def test_a_verifier_tells_the_session_nothing_by_a_socket_without_a_file(p
 
 
 @of(KINDS)
-async def test_no_compiled_file_stands_in_for_one_that_the_host_writes(pool: SandboxPool) -> None:
+async def test_no_compiled_file_replaces_one_that_the_host_writes(pool: SandboxPool) -> None:
     plant = """
 import importlib.util, os, py_compile
 open('evil.py', 'w').write('print("forged")')
@@ -228,7 +227,7 @@ py_compile.compile('evil.py', cached, invalidation_mode=py_compile.PycInvalidati
 
 
 @of(KINDS)
-async def test_an_old_handle_or_link_does_not_see_what_the_host_writes(pool: SandboxPool) -> None:
+async def test_an_old_handle_or_link_does_not_see_files_that_the_host_writes(pool: SandboxPool) -> None:
     async with pool.lease() as sandbox:
         await sandbox.reset()
         await sandbox.python("import os\nf = open('t.py', 'w+'); os.link('t.py', 'link')")
@@ -239,7 +238,7 @@ async def test_an_old_handle_or_link_does_not_see_what_the_host_writes(pool: San
 
 
 @of(KINDS)
-async def test_fresh_code_finds_no_start_up_file_of_the_session(pool: SandboxPool) -> None:
+async def test_fresh_code_runs_no_start_up_file_of_the_session(pool: SandboxPool) -> None:
     plant = """
 import os, sys
 folder = os.path.expanduser(f'~/.local/lib/python3.{sys.version_info[1]}/site-packages')
@@ -257,7 +256,7 @@ def mode_of_null() -> int:
     return Path("/dev/null").stat().st_mode & 0o777
 
 
-async def test_sandboxes_of_bubblewrap_do_not_meet_in_the_folders_of_this_machine() -> None:
+async def test_bubblewrap_sandboxes_cannot_interact_through_this_machines_folders() -> None:
     hold = "import fcntl\nf = open('/usr/bin/env'); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
     async with make("bubblewrap").open(2) as sandboxes, sandboxes.lease() as one, sandboxes.lease() as other:
         assert (await one.python(hold)).status == "ok"
@@ -267,8 +266,8 @@ async def test_sandboxes_of_bubblewrap_do_not_meet_in_the_folders_of_this_machin
 
 
 @pytest.mark.docker
-@pytest.mark.skipif(os.geteuid() != 0, reason="looks for a change that root alone can undo")
-async def test_gvisor_leaves_the_devices_of_this_machine_to_root() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="checks for a change that only root can undo")
+async def test_gvisor_leaves_this_machines_devices_to_root() -> None:
     await asyncio.to_thread(os.chown, "/dev/null", 0, 0)
     async with make("runsc").open(1) as sandboxes, sandboxes.lease() as sandbox:
         assert (await sandbox.exec("echo x > /dev/null")).exit_code == 0
@@ -277,7 +276,7 @@ async def test_gvisor_leaves_the_devices_of_this_machine_to_root() -> None:
 
 
 @of(PLACED)
-async def test_nothing_tells_an_episode_how_long_the_one_before_it_took(pool: SandboxPool) -> None:
+async def test_nothing_tells_an_episode_how_long_the_previous_one_took(pool: SandboxPool) -> None:
     ages = """
 import os, time
 with open('/proc/uptime') as file: up = float(file.read().split()[0])
@@ -310,8 +309,8 @@ watches, queues
 
 
 @pytest.mark.parametrize("kind", PLACED)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each sandbox a user of its own")
-async def test_no_sandbox_takes_what_another_needs(kind: str) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each sandbox its own user")
+async def test_no_sandbox_uses_up_resources_that_another_needs(kind: str) -> None:
     limit = int(await asyncio.to_thread(Path("/proc/sys/fs/inotify/max_user_instances").read_text))
     async with make(kind).open(1 + limit // 64) as sandboxes, AsyncExitStack() as leases:
         taken = []
@@ -328,7 +327,7 @@ def users_of_containers() -> list[int]:
     return [Path(f"/proc/{pid}").stat().st_uid for pid in containers_of(os.getpid())]
 
 
-async def test_where_an_engine_maps_users_and_under_gvisor_a_sandbox_runs_as_nobody() -> None:
+async def test_a_sandbox_runs_as_nobody_under_gvisor_and_if_the_engine_maps_users() -> None:
     assert sandbox_user(DockerSettings(), engine_maps_users=True) == "65534:65534"
     assert sandbox_user(DockerSettings(runtime="runsc"), engine_maps_users=False) == "65534:65534"
     one, other = (sandbox_user(DockerSettings(), engine_maps_users=False) for _ in range(2))
@@ -336,7 +335,7 @@ async def test_where_an_engine_maps_users_and_under_gvisor_a_sandbox_runs_as_nob
 
 
 @pytest.mark.docker
-async def test_each_sandbox_of_docker_has_a_user_of_its_own_and_its_code_is_nobody() -> None:
+async def test_each_docker_sandbox_has_its_own_user_and_its_code_runs_as_nobody() -> None:
     async with make("docker").open(2) as sandboxes, sandboxes.lease() as one, sandboxes.lease() as other:
         for sandbox in (one, other):
             assert (await sandbox.exec("id -un; touch f; stat -c %U f /tmp")).stdout == "nobody\nnobody\nnobody\n"
@@ -347,7 +346,7 @@ async def test_each_sandbox_of_docker_has_a_user_of_its_own_and_its_code_is_nobo
 
 
 @pytest.mark.docker
-async def test_code_stands_back_behind_the_server_with_which_it_shares_its_processor_time() -> None:
+async def test_code_has_a_lower_priority_than_the_server_that_shares_its_processor() -> None:
     async with make("docker").open(1) as sandboxes, sandboxes.lease() as sandbox:
         for fresh in (False, True):
             assert (await sandbox.python("import os; os.nice(0)", fresh=fresh)).stdout == "19\n"
@@ -356,7 +355,7 @@ async def test_code_stands_back_behind_the_server_with_which_it_shares_its_proce
             assert await process.stdout.read() == b"19\n"
 
 
-async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_rights_too(code_for_all: Path) -> None:
+async def test_bubblewrap_gives_each_episode_its_own_place_for_an_unprivileged_user_too(code_for_all: Path) -> None:
     make("bubblewrap")
     code = (
         "import asyncio, logging\nfrom agentgym.sandboxes.local.local import Bubblewrap\nlogging.basicConfig()\n"
@@ -371,7 +370,7 @@ async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_ri
     assert (done.stdout, done.stderr) == ("[] 42\n\n", "")
 
 
-async def test_where_the_kernel_makes_no_place_a_sandbox_is_reset_in_place_and_keeps_its_network(
+async def test_without_namespaces_a_sandbox_is_reset_in_place_and_keeps_its_network(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make("bubblewrap")
@@ -395,7 +394,7 @@ async def test_where_the_kernel_makes_no_place_a_sandbox_is_reset_in_place_and_k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_sandbox_and_the_log_say_whether_episodes_have_places_of_their_own(
+async def test_a_sandbox_and_the_log_report_whether_episodes_have_their_own_place(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "agentgym.sandboxes")
@@ -407,10 +406,10 @@ async def test_a_sandbox_and_the_log_say_whether_episodes_have_places_of_their_o
     assert sum(said in record.getMessage() for record in caplog.records) == 1
 
 
-async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
+async def test_a_python_in_a_users_home_is_refused() -> None:
     make("bubblewrap")
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
-        python = shutil.copy("/usr/bin/true", Path(folder, "python3"))  # HOME/bin/python3, as it were
+        python = shutil.copy("/usr/bin/true", Path(folder, "python3"))  # like HOME/bin/python3
         with pytest.raises(SandboxError, match="home is in it"):
             async with Bubblewrap(python=str(python)).open(1) as sandboxes, sandboxes.lease():
                 pass
@@ -424,7 +423,7 @@ async def test_an_interpreter_that_cannot_run_the_server_is_refused_when_the_poo
 
 
 @of(KINDS)
-async def test_a_module_in_the_working_folder_may_have_the_name_of_the_server(pool: SandboxPool) -> None:
+async def test_a_module_in_the_working_folder_may_be_named_server(pool: SandboxPool) -> None:
     look = "import importlib.util\nimportlib.util.find_spec('server')"
     async with pool.lease() as sandbox:
         assert (await sandbox.python(look)).stdout == ""
@@ -466,7 +465,7 @@ async def each_call_says_so(sandbox: Sandbox) -> None:
             await other
 
 
-async def test_a_sandbox_that_its_code_ended_is_a_result_of_every_call() -> None:
+async def test_every_call_reports_a_sandbox_that_was_ended_by_its_code() -> None:
     async with Process(unsafe=True).open(1) as sandboxes:
         async with sandboxes.lease() as sandbox:
             assert (await sandbox.python("import os; os.kill(os.getppid(), 9)")).status == "sandbox_killed"
@@ -475,7 +474,7 @@ async def test_a_sandbox_that_its_code_ended_is_a_result_of_every_call() -> None
             assert (await sandbox.python("1")).stdout == "1\n"
 
 
-async def test_a_program_in_the_background_that_ends_its_sandbox_says_so() -> None:
+async def test_a_background_program_that_ends_its_sandbox_is_reported() -> None:
     async with (
         Process(unsafe=True).open(1) as sandboxes,
         sandboxes.lease() as sandbox,
@@ -506,7 +505,7 @@ class Ended(ag.ToolEnv[ag.Task]):
 
     @ag.reward
     async def solved(self) -> float:
-        """Whether the sandbox still has the file."""
+        """Return 1.0 if the sandbox still has the file."""
         return float("f" in await self.sandbox.list())
 
 

@@ -1,4 +1,4 @@
-"""Whatever state code leaves its sandbox in, every call ends in a status or an exception that is documented."""
+"""Every call ends in a documented status or exception, whatever state code leaves its sandbox in."""
 
 import io
 import tarfile
@@ -14,7 +14,7 @@ from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from tests.sandboxes.conftest import make
 
 DOCUMENTED = (FileNotFoundError, ValueError, TimeoutError, SandboxKilledError)
-"""Of the calls that have no status."""
+"""The documented errors of calls that have no status."""
 DAEMON = """
 import os
 if os.fork() == 0:
@@ -23,8 +23,8 @@ if os.fork() == 0:
         try: os.{does}
         except OSError: pass"""
 STATES = {
-    "all that begins is stopped": DAEMON.format(does="kill(-1, 19)"),
-    "all that begins is killed": DAEMON.format(does="kill(-1, 9)"),
+    "stops every new process": DAEMON.format(does="kill(-1, 19)"),
+    "kills every new process": DAEMON.format(does="kill(-1, 9)"),
     "a fork bomb": DAEMON.format(does="fork()"),
     "full of threads": """
 import threading, time
@@ -39,7 +39,7 @@ for folder in ('/tmp', '/branches', '/dev/shm'):
     except OSError: pass
     try: open(folder + '/full', 'wb').write(bytes(300 << 20))
     except OSError: pass""",
-    "closed folders": """
+    "locked folders": """
 import os
 os.makedirs('a/b', exist_ok=True)
 for path in ('a', '.', '/branches'):
@@ -52,7 +52,7 @@ try:
     for n in range(3000): os.mkdir('d' * 100); os.chdir('d' * 100)
 except OSError: pass
 os.chdir(here)""",
-    "names that are no text": r"for n in (b'\xff', b'a\nb', b'\xed\xa0\x80', b'-rf'): open(n, 'w').close()",
+    "names that are not text": r"for n in (b'\xff', b'a\nb', b'\xed\xa0\x80', b'-rf'): open(n, 'w').close()",
     "no limits left": """
 import resource
 for what in range(16):
@@ -120,7 +120,7 @@ def calls(sandbox: Sandbox, folder: Path) -> list[Callable[[], Awaitable[object]
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.proof])])
-async def test_every_call_ends_as_it_is_documented_in_whatever_state_the_sandbox_is(
+async def test_every_call_ends_as_documented_whatever_state_the_sandbox_is_in(
     kind: str, state: str, tmp_path: Path
 ) -> None:
     async with make(kind).open(1) as sandboxes, sandboxes.lease() as sandbox:

@@ -1,4 +1,4 @@
-"""What `Sandbox.fork` promises, held by every kind of sandbox."""
+"""The contract of `Sandbox.fork`, which every kind of sandbox fulfills."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ if os.fork() == 0:
 """
 
 
-async def test_a_branch_goes_on_from_the_same_names_and_neither_meets_the_other(sandbox: Sandbox) -> None:
+async def test_a_branch_continues_from_the_same_names_and_shares_none(sandbox: Sandbox) -> None:
     await sandbox.python("x = [1]")
     async with await sandbox.fork() as branch:
         assert (await branch.python("x.append(2); x")).stdout == "[1, 2]\n"
@@ -65,7 +65,7 @@ async def test_a_branch_has_its_own_files(sandbox: Sandbox) -> None:
     assert (await sandbox.exec("ls -d /branches/* 2>/dev/null")).stdout == ""
 
 
-async def test_a_branch_starts_in_the_folder_where_the_session_stood(sandbox: Sandbox) -> None:
+async def test_a_branch_starts_in_the_sessions_current_folder(sandbox: Sandbox) -> None:
     await sandbox.write({"a/f": "x"})
     await sandbox.python("import os\nos.chdir('a')")
     async with await sandbox.fork() as branch:
@@ -103,7 +103,7 @@ async def test_a_branch_that_is_killed_leaves_the_others_alone(sandbox: Sandbox)
         assert (await two.python("x")).stdout == "1\n"
 
 
-async def test_a_command_of_one_branch_leaves_what_another_runs(sandbox: Sandbox) -> None:
+async def test_a_command_in_one_branch_leaves_processes_of_another_running(sandbox: Sandbox) -> None:
     async with await sandbox.fork() as branch:
         await branch.python("import subprocess\np = subprocess.Popen(['sleep', '60'])")
         assert (await sandbox.exec("sleep 60 & echo x")).ok
@@ -145,7 +145,7 @@ async def test_a_cancelled_fork_leaves_no_branch(sandbox: Sandbox) -> None:
     assert left.stdout == "[]\n"
 
 
-async def test_what_cannot_be_forked_is_a_value_error_and_the_sandbox_goes_on(sandbox: Sandbox) -> None:
+async def test_a_session_that_cannot_be_forked_raises_a_value_error_and_continues(sandbox: Sandbox) -> None:
     await sandbox.exec("p=$(printf 'd/%.0s' $(seq 150)); mkdir -p $p; touch $p/f")
     with pytest.raises(ValueError, match="folders deep"):
         await sandbox.fork()
@@ -159,7 +159,7 @@ async def test_what_cannot_be_forked_is_a_value_error_and_the_sandbox_goes_on(sa
         assert (await branch.python("x")).stdout == "1\n"
 
 
-async def test_a_branch_calls_functions_of_the_host_under_its_own_name(sandbox: Sandbox) -> None:
+async def test_a_branch_calls_host_functions_under_its_own_name(sandbox: Sandbox) -> None:
     async with await sandbox.fork() as branch:
         assert (await branch.python("f()", functions={"f": lambda: 7})).stdout == "7\n"
 
@@ -186,7 +186,7 @@ x = 1
 """
 
 
-async def test_a_session_cannot_name_itself_as_its_branch(isolated_sandbox: Sandbox) -> None:
+async def test_a_session_cannot_pass_itself_off_as_its_branch(isolated_sandbox: Sandbox) -> None:
     assert (await isolated_sandbox.python(FORGED)).ok
     with pytest.raises(ValueError, match="could not be forked"):
         await isolated_sandbox.fork()

@@ -1,4 +1,4 @@
-"""Random calls with random paths, contents and frames: only documented exceptions, and no sandbox is lost."""
+"""Random calls with random paths, contents and frames raise only documented errors and lose no sandbox."""
 
 import asyncio
 import io
@@ -23,7 +23,7 @@ from agentgym.sandboxes.remote.wire import Wire, encode
 from tests.sandboxes.conftest import make
 
 AT_ONCE = 10
-"""Calls between two looks at the sandbox. Each of them is a case."""
+"""Calls between two checks of the sandbox. Each call is a case."""
 FEW, MORE = 100, 4000
 FULL = 20_000
 FULL_MARKS = [pytest.mark.slow, pytest.mark.proof]
@@ -45,7 +45,7 @@ SETUPS = [
     "touch -h a b",
     ":",
 ]
-"""Commands that follow no link: in an unsafe sandbox it would lead them to the files of this machine."""
+"""Commands that follow no links: in an unsafe sandbox, a link could lead to this machine's files."""
 TIDY = "cd; chmod -R u+rwX . 2>/dev/null; rm -rf ./* ./.[!.]*; echo fine"
 LINES = [
     "x=1",
@@ -60,10 +60,10 @@ LINES = [
     "(",
     "printf '\\0'",
 ]
-"""What is said to a shell; nothing of it makes or removes a file."""
+"""Commands for a shell; none creates or removes a file."""
 PIECE = 4 << 20
 SIZES = [0, 1, PIECE - 1, PIECE + 1, (16 << 20) + 1]
-"""Of files: in one frame, and in several."""
+"""Sizes of files that fit in one frame or need several."""
 PORTS = [-1, 0, 1, 80, 65535, 65536, 10**20]
 
 
@@ -108,7 +108,7 @@ SMALL: list[SearchStrategy[tuple[str, tuple[object, ...]]]] = [
     st.tuples(st.just("shell"), st.tuples(st.lists(st.sampled_from(LINES), max_size=4), st.none() | PATHS)),
     st.tuples(st.just("ask"), st.tuples(st.text(max_size=3), st.integers(0, 3), st.booleans())),
 ]
-"""What is done in a sandbox and in its branches."""
+"""Actions in a sandbox and in its branches."""
 CASES = st.dictionaries(st.text(max_size=3), st.text(max_size=3) | st.integers(), max_size=2)
 CALLS: SearchStrategy[tuple[str, tuple[object, ...]]] = st.one_of(
     *SMALL,
@@ -207,7 +207,7 @@ async def call(sandbox: Sandbox, op: str, given_: tuple[object, ...], scratch: P
 
 
 async def stream(sandbox: Sandbox, written: int, read: int) -> None:
-    """Read so many of the bytes that a program writes, and the others not at all."""
+    """Read the first `read` bytes that a program writes and skip the rest."""
     async with sandbox.start(["head", "-c", str(written), "/dev/zero"]) as process:
         got = 0
         while got < read and (piece := await process.stdout.read(min(read - got, 5000))):
@@ -224,7 +224,7 @@ async def play(sandbox: Sandbox, calls: list[tuple[str, tuple[object, ...]]]) ->
     assert (await sandbox.exec(TIDY)).stdout == "fine\n"
 
 
-def test_no_command_of_the_fuzzer_leaves_the_working_folder_by_a_link(tmp_path: Path) -> None:
+def test_no_command_of_the_fuzzer_leaves_the_working_folder_through_a_link(tmp_path: Path) -> None:
     work, outside = tmp_path / "work", tmp_path / "outside"
     for number, command in enumerate([*SETUPS, TIDY]):
         for folder in (work / str(number), outside / "b" / "d"):
@@ -249,7 +249,7 @@ def test_no_command_of_the_fuzzer_leaves_the_working_folder_by_a_link(tmp_path: 
         pytest.param("bubblewrap", {"network": "loopback"}, FULL, marks=FULL_MARKS),
     ],
 )
-def test_no_call_raises_what_is_not_documented_or_loses_the_sandbox(
+def test_no_call_raises_an_undocumented_error_or_loses_the_sandbox(
     kind: str, settings_: dict[str, object], cases: int
 ) -> None:
     with asyncio.Runner() as runner:
@@ -274,7 +274,8 @@ def test_no_call_raises_what_is_not_documented_or_loses_the_sandbox(
     assert made >= cases
 
 
-# ---------------------------------------------------------------------------------------------- what a sandbox says
+# ---------------------------------------------------------------------------------------------- data that a sandbox
+# sends
 
 VALUES: SearchStrategy[object] = st.integers(-3, 3) | st.sampled_from(
     ["out", "err", "in", "all", "ok", "sandbox_killed", "a", "..", "", None, [], {}, [[]], 1e9, 1e400, True, 10**400]
@@ -301,7 +302,7 @@ OF_FILES = ["read", "list", "write", "get", "put", "archive", "unpack", "snapsho
 OF_LARGE_FILES = ["write_large", "put_large", "archive_to_file"]
 OF_PROCESSES = ["start", "stream", "kill", "shell", "runs"]
 OPS = ["exec", "python", "fresh", "verify", "fork", "reset", *OF_PROCESSES, *OF_FILES, *OF_LARGE_FILES]
-"""Every call that says something over the wire; `port` has sockets of its own."""
+"""Every call that sends data over the wire; `port` uses separate sockets."""
 
 
 def said(frames: list[tuple[dict[str, object], bytes]], tail: bytes) -> Iterator[bytes]:
@@ -315,7 +316,7 @@ LARGE = bytes((16 << 20) + 1)
 
 
 async def use(sandbox: RemoteSandbox, op: str, scratch: Path) -> None:
-    """One call of the sandbox; `scratch` holds the files f and large."""
+    """Make one call of the sandbox; `scratch` holds the files f and large."""
     match op:
         case "python":
             await sandbox.python("f()", functions={"f": lambda *_, **__: 1})
@@ -369,11 +370,11 @@ async def use(sandbox: RemoteSandbox, op: str, scratch: Path) -> None:
 
 
 async def end() -> None:
-    """Nothing: what speaks here is no process."""
+    """Do nothing: the peer of this connection is not a process."""
 
 
 async def converse(op: str, words: bytes, scratch: Path) -> None:
-    """Make a call of a sandbox that says these words when it has heard of the call, if it does, and then no more."""
+    """Make a call of a sandbox that sends these bytes once it receives the call, if it does, and nothing after them."""
     loop = asyncio.get_running_loop()
     complaints: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: complaints.append(context))
@@ -384,9 +385,7 @@ async def converse(op: str, words: bytes, scratch: Path) -> None:
         sandbox = await RemoteSandbox.open(await Wire.over(ours), digest="fake", end=end)
         using = asyncio.create_task(use(sandbox, op, scratch))
         heard = asyncio.ensure_future(loop.sock_recv(theirs, 1 << 16))
-        await asyncio.wait(
-            {heard, using}, return_when=asyncio.FIRST_COMPLETED
-        )  # A snapshot that is none is never sent.
+        await asyncio.wait({heard, using}, return_when=asyncio.FIRST_COMPLETED)  # An invalid snapshot is never sent.
         heard.cancel()
         theirs.send(words)
         theirs.shutdown(socket.SHUT_WR)
@@ -399,7 +398,7 @@ async def converse(op: str, words: bytes, scratch: Path) -> None:
 @pytest.mark.parametrize(
     "cases", [FEW, pytest.param(MORE, marks=pytest.mark.slow), pytest.param(FULL, marks=FULL_MARKS)]
 )
-def test_whatever_a_sandbox_says_is_a_result_or_an_end_of_the_sandbox(cases: int, tmp_path: Path) -> None:
+def test_whatever_a_sandbox_sends_is_a_result_or_ends_the_sandbox(cases: int, tmp_path: Path) -> None:
     made = 0
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -1,4 +1,4 @@
-"""Whose sandboxes are removed: a living client's never, wherever it runs, and those of one that ended always."""
+"""Sandboxes of a living client are never removed, wherever it runs; those of an ended client always are."""
 
 import os
 import secrets
@@ -55,7 +55,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def engine() -> Iterator[Any]:
-    """A client of the engine that runs here."""
+    """Yield a client of the engine that runs here."""
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
     with ExitStack() as stack:
@@ -66,15 +66,15 @@ def engine() -> Iterator[Any]:
 
 @contextmanager
 def client_in_another_namespace() -> "Iterator[tuple[subprocess.Popen[str], str]]":
-    """A client under the same host name, whose process numbers begin at 1; and its owner's identity."""
+    """Run a client with the same host name whose process ids start at 1; yield it and its owner identity."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("a process namespace of its own needs root and unshare")
+        pytest.skip("a separate PID namespace needs root and unshare")
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", CLIENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout is not None
             who = client.stdout.readline().strip()
-            assert who.startswith("/".join(owner().split("/")[:2])), "another host or boot than this one's"
+            assert who.startswith("/".join(owner().split("/")[:2])), "the client reports a different host or boot"
             yield client, who
         finally:
             client.kill()
@@ -93,14 +93,14 @@ async def test_a_client_in_another_namespace_keeps_its_sandboxes(engine: Any) ->
         assert state_of(who) == "unknown"
         for _ in range(2):
             async with Docker().open(1) as sandboxes, sandboxes.lease():
-                pass  # It sweeps when it begins.
+                pass  # It sweeps when it opens.
         client.stdin.write("go on\n")
         client.stdin.flush()
         assert client.stdout.readline() == "42\n"
 
 
 @pytest.mark.docker
-async def test_what_a_killed_client_in_another_namespace_left_is_found_by_its_silence(engine: Any) -> None:
+async def test_leftovers_of_a_killed_client_in_another_namespace_are_found_by_its_silence(engine: Any) -> None:
     with client_in_another_namespace() as (_, who):
         token = token_of(engine, who)
     for container in traces(engine)[token].containers:
@@ -123,7 +123,7 @@ async def test_what_a_killed_client_in_another_namespace_left_is_found_by_its_si
 
 
 @pytest.mark.docker
-async def test_a_client_that_is_held_up_for_long_keeps_its_sandboxes(engine: Any) -> None:
+async def test_a_client_that_is_blocked_for_long_keeps_its_sandboxes(engine: Any) -> None:
     with client_in_another_namespace() as (client, who):
         assert client.stdin is not None
         assert client.stdout is not None
@@ -141,12 +141,12 @@ async def test_a_client_that_is_held_up_for_long_keeps_its_sandboxes(engine: Any
         assert client.stdout.readline() == "42\n"
 
 
-def test_missed_heartbeats_are_told_once_with_their_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missed_heartbeats_are_reported_once_with_their_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = iter([OSError("down"), OSError("down"), None, OSError("down again"), None, None])
     times = iter([0.0, *(20.0 * number for number in range(1, 6)), 500.0])
     said: list[str] = []
     tell = lambda error: said.append(str(error))  # noqa: E731
-    heart = Heart(TOKEN, lambda: pytest.fail("it asks no engine"), tell, lambda: next(times, 500.0))
+    heart = Heart(TOKEN, lambda: pytest.fail("it must not query the engine"), tell, lambda: next(times, 500.0))
 
     def beat() -> None:
         outcome = next(outcomes, StopIteration())
@@ -161,7 +161,7 @@ def test_missed_heartbeats_are_told_once_with_their_cause(monkeypatch: pytest.Mo
     assert said == ["down", "down again", "400 s without a heartbeat: this process or the engine was delayed"]
 
 
-def test_a_silent_client_that_beats_again_is_alive() -> None:
+def test_a_silent_client_whose_heartbeat_returns_is_alive() -> None:
     times = [0.0]
     lookout, silent = Lookout(lambda: times[0]), Traces(ELSEWHERE, beat=0)
     assert lookout.ended({"a": silent}, 1000) == []
@@ -175,20 +175,20 @@ def test_a_silent_client_that_beats_again_is_alive() -> None:
     assert lookout.ended({"a": replace(silent, beat=1050)}, 1500) == ["a"]
 
 
-def test_a_client_that_can_be_seen_is_judged_by_its_process_alone() -> None:
+def test_a_visible_client_is_judged_by_its_process_alone() -> None:
     *same, _ = owner().split("/")
     lookout = Lookout(lambda: 0.0)
     assert lookout.ended({"a": Traces(owner()), "b": Traces("/".join([*same, "1"]), beat=10**10)}, 10**9) == ["b"]
 
 
-def test_a_client_that_ended_is_found_at_once_although_the_name_of_its_host_changed() -> None:
+def test_an_ended_client_is_found_at_once_even_if_its_host_name_changed() -> None:
     _, boot, namespace, pid, started = owner().split("/")
     lives = Traces(f"elsewhere/{boot}/{namespace}/{pid}/{started}")
     ended = Traces(f"elsewhere/{boot}/{namespace}/{pid}/1", beat=10**10)
     assert Lookout(lambda: 0.0).ended({"lives": lives, "ended": ended}, 10**9) == ["ended"]
 
 
-def test_a_container_whose_owner_says_nothing_we_know_is_left_alone() -> None:
+def test_a_container_whose_owner_is_in_an_unknown_format_is_left_alone() -> None:
     times = [0.0]
     lookout = Lookout(lambda: times[0])
     for _ in range(3):
@@ -197,7 +197,7 @@ def test_a_container_whose_owner_says_nothing_we_know_is_left_alone() -> None:
 
 
 @pytest.mark.docker
-def test_a_heartbeat_is_one_volume_whose_time_is_the_engines(engine: Any) -> None:
+def test_a_heartbeat_is_one_volume_with_the_engines_time(engine: Any) -> None:
     heart = Heart(TOKEN, lambda: engine, lambda error: None)
     try:
         heart.start()
@@ -246,7 +246,7 @@ def old(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_of_a_process_that_cannot_be_seen_is_left_over_after_a_day_without_use(
+def test_a_folder_of_an_invisible_process_is_a_leftover_after_a_day_without_use(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = old(new_folder("sandbox"))

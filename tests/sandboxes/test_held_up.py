@@ -1,4 +1,4 @@
-"""What code does to hold up its server, or to leave it no room: every call ends, and the episode is scored."""
+"""Code that blocks its server or leaves it no resources: every call still ends, and the episode is scored."""
 
 import asyncio
 import io
@@ -36,7 +36,7 @@ for _ in range(5000):
         if os.fork() == 0: time.sleep(1000)
     except OSError: break
 """
-# Of many timers, since one whose signal is still pending when the process is stopped never fires again.
+# Many timers, since one whose signal is still pending when the process is stopped never fires again.
 WOKEN = """
 import ctypes, os, signal, struct, time
 if os.path.exists("pid"): os.unlink("pid")
@@ -117,7 +117,7 @@ async def test_many_long_paths_are_written_at_once(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-async def test_a_command_begins_where_code_stops_or_kills_all_that_begins(
+async def test_a_command_starts_even_if_code_stops_or_kills_every_new_process(
     isolated_sandbox: Sandbox, number: int
 ) -> None:
     await isolated_sandbox.python(WHEN_TOLD.format(signal=int(number)))
@@ -129,7 +129,7 @@ async def test_a_command_begins_where_code_stops_or_kills_all_that_begins(
 
 
 @pytest.mark.parametrize("name", [b"NSpid:\t1 1", b"a\nNSpid:\t1", b") R 1 (x"])
-async def test_a_process_named_like_a_line_of_the_kernels_is_forked(sandbox: Sandbox, name: bytes) -> None:
+async def test_a_process_named_like_a_line_of_proc_status_can_be_forked(sandbox: Sandbox, name: bytes) -> None:
     await sandbox.python(NAMED.format(name=name))
     async with await sandbox.fork() as branch:
         assert (await branch.python("import os\nos._exit(3)")).exit_code == 3
@@ -173,7 +173,7 @@ async def test_a_signal_right_after_the_start_reaches_the_program(sandbox: Sandb
             assert await process.wait(timeout_s=30) == -signal.SIGTERM
 
 
-async def test_a_stopped_shell_whose_input_is_full_begins_anew(sandbox: Sandbox) -> None:
+async def test_a_stopped_shell_whose_input_is_full_restarts(sandbox: Sandbox) -> None:
     await sandbox.write({"filler.py": FILLER})
     async with sandbox.shell() as shell:
         await shell.run("x=1; python3 filler.py $$ > /dev/null 2>&1 &")
@@ -184,7 +184,7 @@ async def test_a_stopped_shell_whose_input_is_full_begins_anew(sandbox: Sandbox)
 
 
 @pytest.mark.parametrize("what", IN_THE_WAY)
-async def test_a_branch_that_removed_its_folder_has_an_empty_one(sandbox: Sandbox, tmp_path: Path, what: str) -> None:
+async def test_a_branch_that_removed_its_folder_gets_an_empty_one(sandbox: Sandbox, tmp_path: Path, what: str) -> None:
     remove = f"import os, shutil\nfolder = os.getcwd()\nshutil.rmtree(folder)\n{IN_THE_WAY[what]}"
     await sandbox.write({"f": "x"})
     async with await sandbox.fork() as branch:
@@ -208,7 +208,9 @@ async def test_a_branch_that_removed_its_folder_has_an_empty_one(sandbox: Sandbo
             assert await inner.list() == []
 
 
-async def test_what_a_restored_snapshot_meets_is_said_in_words(isolated_sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_restored_snapshot_that_does_not_fit_raises_a_readable_error(
+    isolated_sandbox: Sandbox, tmp_path: Path
+) -> None:
     (tmp_path / "large.tar").write_bytes(archive_of("large", 200 << 20))
     with pytest.raises(ValueError, match=r"^(No space left on device|File too large)"):
         await isolated_sandbox.restore(tmp_path / "large.tar")
@@ -221,14 +223,14 @@ async def test_a_bubblewrap_sandbox_shows_certificates_and_no_private_keys() -> 
         assert set((await sandbox.exec("ls /etc/ssl/certs")).stdout.split()) == names
 
 
-async def test_a_program_whose_code_holds_up_its_end_costs_the_sandbox_by_its_code(
+async def test_a_program_whose_code_delays_its_end_ends_the_sandbox_as_killed_by_its_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process, "MARGIN_S", 0.0)
     async with make("unsafe").open(1) as sandboxes, sandboxes.lease() as sandbox:
         supervisor = int((await sandbox.python("import os; os.getppid()")).stdout)
         async with sandbox.start("sleep 1000", timeout_s=1.0):
-            os.kill(supervisor, signal.SIGSTOP)  # As code does it where it can, and a fork bomb by its weight.
+            os.kill(supervisor, signal.SIGSTOP)  # As code does if it can, or a fork bomb by its load.
         assert (await sandbox.exec("true")).status == "sandbox_killed"
         with pytest.raises(SandboxKilledError, match="a program in it did not end"):
             await sandbox.read("f")

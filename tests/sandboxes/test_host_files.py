@@ -1,4 +1,4 @@
-"""Files of this machine into a sandbox and back: whole, bounded, and no link followed."""
+"""Files copied between this machine and a sandbox: complete, bounded, and without following links."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted((path.name for path in folder.iterdir()), key=ascii)
 
 
-async def test_a_folder_goes_in_and_comes_back_whole(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_folder_is_copied_in_and_out_whole(sandbox: Sandbox, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "a/b").mkdir(parents=True)
     (source / "a/b/data").write_bytes(bytes(range(256)) * 999)
@@ -41,7 +41,7 @@ async def test_a_folder_goes_in_and_comes_back_whole(sandbox: Sandbox, tmp_path:
     assert (tmp_path / "back/run.sh").stat().st_mode & 0o777 == 0o755
 
 
-async def test_a_file_over_one_frame_takes_no_other_file_with_it(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_file_larger_than_one_frame_does_not_affect_other_files(sandbox: Sandbox, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "a").write_bytes(b"x" * (5 << 20))
@@ -53,7 +53,7 @@ async def test_a_file_over_one_frame_takes_no_other_file_with_it(sandbox: Sandbo
 
 
 @pytest.mark.parametrize("sizes", [[15, 1, 1], [1, 15, 1], [1, 1, 15], [15, 15, 1], [10, 10, 10, 10], [0, 15, 0], []])
-async def test_files_are_grouped_whole_and_a_large_one_is_alone(sizes: list[int]) -> None:
+async def test_files_are_batched_whole_and_a_large_file_is_alone(sizes: list[int]) -> None:
     files = [HostSource(str(index), Path("s"), size, executable=False) for index, size in enumerate(sizes)]
     groups = list(host_files.batches(files, most=3, large=10))
     assert [file for group in groups for file in group] == files
@@ -61,7 +61,7 @@ async def test_files_are_grouped_whole_and_a_large_one_is_alone(sizes: list[int]
     assert all(len(group) <= 3 for group in groups)
 
 
-async def test_one_file_goes_in_and_comes_back(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_one_file_is_copied_in_and_out(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("text")
     await sandbox.put(tmp_path / "f")
     await sandbox.put(tmp_path / "f", "a/g")
@@ -74,7 +74,7 @@ async def test_one_file_goes_in_and_comes_back(sandbox: Sandbox, tmp_path: Path)
         await sandbox.put(tmp_path / "none")
 
 
-async def test_links_of_this_machine_are_refused_and_nothing_is_written(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_links_on_this_machine_are_refused_and_nothing_is_written(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s/a").write_text("x")
     (tmp_path / "s/link").symlink_to("/etc/passwd")
@@ -85,7 +85,7 @@ async def test_links_of_this_machine_are_refused_and_nothing_is_written(sandbox:
     assert await sandbox.list() == []
 
 
-async def test_links_and_pipes_of_the_sandbox_are_left_out_and_named(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_links_and_pipes_in_the_sandbox_are_left_out_and_named(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.exec(
         "mkdir d; ln -s /etc d/etc; ln -s /etc/passwd d/p; mkfifo d/pipe; echo x > d/f; echo x > $(printf 'd/\\377')"
     )
@@ -103,7 +103,7 @@ except PermissionError: print('no device')
 """
 
 
-async def test_devices_and_sockets_which_cannot_be_opened_are_left_out_too(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_devices_and_sockets_that_cannot_be_opened_are_left_out_too(sandbox: Sandbox, tmp_path: Path) -> None:
     made = await sandbox.python(UNOPENED)
     left_out = ["socket"] if made.stdout else ["device", "socket"]
     assert sorted(await sandbox.get("d", tmp_path / "d")) == left_out
@@ -127,7 +127,9 @@ async def test_a_link_in_the_way_is_not_followed_on_this_machine(sandbox: Sandbo
     assert names_in(tmp_path / "outside") == []
 
 
-async def test_sizes_are_held_both_ways(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_size_limits_hold_in_both_directions(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await sandbox.exec("mkdir d; for i in 1 2 3; do head -c 1000 /dev/zero > d/$i; done")
     with pytest.raises(ValueError, match="limit"):
         await sandbox.get("d", tmp_path / "d", limit=2500)
@@ -160,17 +162,13 @@ async def test_no_name_leads_out_of_the_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["/etc/x", "//x", "a//b", "a/", "./a", "a/./b", "../x", "a/../../x", "..", ".", "/", "a\0b"]
 )
-async def test_a_path_that_is_not_names_between_slashes_is_refused_and_nothing_is_written(
-    path: str, tmp_path: Path
-) -> None:
+async def test_a_path_with_invalid_parts_is_refused_and_nothing_is_written(path: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leads out of"):
         store_files(tmp_path / "target", {"good": b"x", path: b"x"})
     assert names_in(tmp_path) == []
 
 
-async def test_a_target_that_is_this_folder_takes_the_files_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_files_can_be_stored_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     store_files(Path(), {"a/b": b"1"})
@@ -195,7 +193,7 @@ async def test_a_file_has_no_name_until_it_is_whole_and_a_killed_client_leaves_n
     try:
         os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))
     except OSError as error:
-        pytest.skip(f"this file system has no files without a name: {error}")
+        pytest.skip(f"this file system doesn't support unnamed files: {error}")
     target = tmp_path / "target"
     target.write_bytes(b"before")
     killed = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", KILLED, str(target)])

@@ -1,5 +1,4 @@
-"""Functions of the host that code in a sandbox calls: they keep what they know, and no question holds the event
-loop."""
+"""Host functions that code in a sandbox calls: they leak no error texts, and no call blocks the event loop."""
 
 import asyncio
 import json
@@ -20,7 +19,7 @@ from tests.sandboxes.test_asks import linked
 
 SECRET = "https://shop/?key=s3cret"
 OF_LOOP_S = 0.25
-"""Far below what a question that nobody bounds takes (0.6 s for 8 of 1 MB), far above what one of the largest does."""
+"""Far below the time of unbounded calls (0.6 s for 8 of 1 MB), far above that of one of the largest allowed calls."""
 
 
 class Mute(Exception):
@@ -31,7 +30,7 @@ class Mute(Exception):
 
 
 class MuteRefusal(ToolError):
-    """A refusal whose text raises."""
+    """A tool error whose text raises."""
 
     def __str__(self) -> str:
         raise ValueError(SECRET)
@@ -63,17 +62,20 @@ FAILURES: dict[str, tuple[Callable[..., Any], str]] = {
     "an error": (raises(KeyError(SECRET)), "the host function 'f' raised KeyError"),
     "an error of an async function": (later(OSError(SECRET)), "the host function 'f' raised OSError"),
     "an error whose text raises": (raises(Mute()), "the host function 'f' raised Mute"),
-    "an async one whose text raises": (later(Mute()), "the host function 'f' raised Mute"),
-    "a refusal": (raises(ToolError("no such article")), "no such article"),
-    "a refusal whose text raises": (raises(MuteRefusal()), "MuteRefusal"),
+    "an async error whose text raises": (later(Mute()), "the host function 'f' raised Mute"),
+    "a tool error": (raises(ToolError("no such article")), "no such article"),
+    "a tool error whose text raises": (raises(MuteRefusal()), "MuteRefusal"),
     "a group of errors": (
         raises(ExceptionGroup(SECRET, [ValueError(SECRET)])),
         "the host function 'f' raised ExceptionGroup",
     ),
-    "a type error of its own": (raises(TypeError(SECRET)), "the host function 'f' raised TypeError"),
-    "a cancellation of its own": (later(asyncio.CancelledError(SECRET)), "the host function 'f' raised CancelledError"),
-    "one that does not wait": (raises(asyncio.CancelledError(SECRET)), "the host function 'f' raised CancelledError"),
-    "an answer that is no JSON": (lambda: Unspeakable(), "the host function 'f' returned a value that is not JSON"),
+    "its own type error": (raises(TypeError(SECRET)), "the host function 'f' raised TypeError"),
+    "its own cancellation": (later(asyncio.CancelledError(SECRET)), "the host function 'f' raised CancelledError"),
+    "a cancellation in a plain function": (
+        raises(asyncio.CancelledError(SECRET)),
+        "the host function 'f' raised CancelledError",
+    ),
+    "an answer that is not JSON": (lambda: Unspeakable(), "the host function 'f' returned a value that is not JSON"),
     "an endless answer": (lambda: ENDLESS, "is not JSON"),
     "a missing argument": (lambda key: key, "f: missing a required argument: 'key'"),
 }
@@ -81,9 +83,7 @@ FAILURES: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("what", FAILURES)
-async def test_code_is_told_the_type_of_an_error_and_the_text_of_a_tool_error_alone(
-    sandbox: Sandbox, what: str
-) -> None:
+async def test_code_is_told_only_the_type_of_an_error_but_the_text_of_a_tool_error(sandbox: Sandbox, what: str) -> None:
     function, told = FAILURES[what]
     result = await sandbox.python("try: f()\nexcept RuntimeError as e: print(e)", functions={"f": function})
     assert told in result.stdout
@@ -92,7 +92,7 @@ async def test_code_is_told_the_type_of_an_error_and_the_text_of_a_tool_error_al
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_text_of_an_error_is_logged_once_on_this_side(
+async def test_the_text_of_a_host_functions_error_is_logged_once_on_the_host(
     sandbox: Sandbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failures, "_said", set())
@@ -105,7 +105,7 @@ async def test_the_text_of_an_error_is_logged_once_on_this_side(
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[list[float]]:
-    """Yield a list to which each turn of the loop adds the processor time since the last one."""
+    """Yield a list to which each turn of the loop appends the processor time since the last one."""
     turns: list[float] = []
     going = True
 
@@ -140,13 +140,13 @@ QUESTIONS = {
     "keys": "{" + ",".join(f'"{n}":{n}' for n in range(60_000)) + "}",
     "commas in a text": json.dumps("[{:,}]" * 150_000),
     "quotes in a text": json.dumps('"' * 500_000),
-    "a text without an end": '"' + '\\"' * 500_000,
+    "an unterminated string": '"' + '\\"' * 500_000,
     "digits": f"[{filled('9' * 4000)}]",
 }
 
 
 @pytest.mark.parametrize("what", QUESTIONS)
-async def test_questions_that_were_sent_ahead_hold_the_loop_one_by_one(what: str) -> None:
+async def test_host_function_calls_sent_ahead_block_the_loop_one_by_one(what: str) -> None:
     asks = [encode({"id": 1, "ask": n}, question(QUESTIONS[what])) for n in range(1, 9)]
     link, theirs = await linked()
     answers: list[int] = []
@@ -165,7 +165,7 @@ async def test_questions_that_were_sent_ahead_hold_the_loop_one_by_one(what: str
     link.cut("the test is over")
 
 
-async def test_answers_to_what_was_sent_ahead_leave_the_loop_a_turn_each() -> None:
+async def test_the_loop_gets_a_turn_between_answers_to_calls_sent_ahead() -> None:
     link, theirs = await linked(*(encode({"id": 1, "ask": n}, question("")) for n in range(1, 9)), encode({"id": 1}))
     turns: list[int] = []
     asked = 0
@@ -187,7 +187,7 @@ async def test_answers_to_what_was_sent_ahead_leave_the_loop_a_turn_each() -> No
     link.cut("the test is over")
 
 
-async def test_a_server_that_asks_without_an_end_is_given_up_long_before_the_deadline() -> None:
+async def test_a_server_that_calls_without_end_is_given_up_long_before_the_deadline() -> None:
     link, theirs = await linked()
     theirs.setblocking(False)
     loop = asyncio.get_running_loop()
@@ -212,7 +212,7 @@ async def test_a_server_that_asks_without_an_end_is_given_up_long_before_the_dea
         await asyncio.gather(*working, return_exceptions=True)
 
 
-async def test_a_question_that_no_server_of_ours_passes_on_costs_the_sandbox() -> None:
+async def test_a_call_that_our_server_would_never_forward_ends_the_sandbox() -> None:
     link, theirs = await linked()
     theirs.setblocking(False)
     large = encode({"id": 1, "ask": 1}, question(json.dumps("x" * MAX_QUESTION)))
@@ -224,7 +224,7 @@ async def test_a_question_that_no_server_of_ours_passes_on_costs_the_sandbox() -
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_question_of_too_many_values_is_refused_in_the_code(sandbox: Sandbox) -> None:
+async def test_a_host_function_call_with_too_many_values_is_refused_in_the_code(sandbox: Sandbox) -> None:
     seen: list[int] = []
     code = f"f([0] * {MAX_VALUES // 2})\ntry: f([0] * {MAX_VALUES + 1})\nexcept RuntimeError as e: print(e)"
     result = await sandbox.python(code, functions={"f": lambda numbers: seen.append(len(numbers))}, timeout_s=60)

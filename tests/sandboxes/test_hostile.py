@@ -1,5 +1,4 @@
-"""Every payload, in every kind of sandbox that it is for: the right status, the next call, the next episode, the
-host."""
+"""Every payload in every kind of sandbox it targets: its status, the next call, the next episode, and the host."""
 
 import asyncio
 import json
@@ -31,15 +30,17 @@ MARKS = {
     "runsc": [pytest.mark.docker, pytest.mark.slow],
 }
 PATIENT_RESET_S = 60.0
-"""gVisor, or a busy machine, needs more than a pool's 10 s for a tree of thousands of locked folders."""
+"""gVisor, or a busy machine, needs more than a pool's 10 s to remove a tree of thousands of locked folders."""
 UNUSABLE: dict[str, str] = {}
-"""Why no sandbox of that kind starts, though it should; empty where one does. Found out once."""
+"""Why no sandbox of that kind starts although it should, or "" if one starts. Checked once."""
 EVERY = {"unsafe": 2, "docker": 2, "runsc": 4}
-"""Outside of the proofs a slow kind meets every so many payloads; bubblewrap meets all, a third in the fast tests."""
+"""Outside the proof tests, a slow kind runs every n-th payload; bubblewrap runs all, a third of them in the fast
+tests.
+"""
 
 
 def marks_of(kind: str, number: int) -> list[pytest.MarkDecorator]:
-    """The marks of the case of a kind and of the payload with this number."""
+    """Return the marks of the test case for this kind and this payload number."""
     marks = MARKS.get(kind, []) if number % 3 == 0 else [*MARKS.get(kind, []), pytest.mark.slow]
     return marks if number % EVERY.get(kind, 1) == 0 else [*marks, pytest.mark.proof]
 
@@ -61,14 +62,13 @@ SHELL_PROBE = (
 
 @dataclass(frozen=True)
 class Host:
-    """What the host has that no sandbox may touch: a file and a process of the sandboxes' own user, and the machine
-    itself."""
+    """Parts of the host that no sandbox may touch: a file and a process of the sandboxes' own user, and the machine."""
 
     canary: Path
     process: "subprocess.Popen[bytes]"
 
     def facts(self) -> dict[str, object]:
-        """All of it, to compare."""
+        """Return all of it for comparison."""
         return {
             "file": (
                 self.canary.read_text(),
@@ -86,7 +86,7 @@ class Host:
 
 
 def _lasting(mount: str) -> bool:
-    """Not of an engine or a build, which come and go."""
+    """Return whether the mount is permanent, not one of an engine or a build."""
     return not any(word in mount for word in ("docker", "nsfs", "agentgym-", "containerd", "/tmp/"))
 
 
@@ -102,7 +102,7 @@ def _evil(place: str) -> bool:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
-    """The canaries: in reach of the sandboxes' user, were it on the host."""
+    """Yield the canaries, which the sandboxes' user could reach if it were on the host."""
     folder = Path(tempfile.mkdtemp(prefix="canary-"))
     folder.chmod(0o777)
     canary = folder / "canary"
@@ -122,7 +122,7 @@ def host() -> Iterator[Host]:
 
 @dataclass(frozen=True)
 class Ground:
-    """A pool of one sandbox of a kind, and how its first sandbox looked before anything had run in it."""
+    """A one-sandbox pool of one kind, and the state of its first sandbox before anything ran in it."""
 
     kind: str
     sandboxes: SandboxPool
@@ -130,15 +130,15 @@ class Ground:
     baseline: int
 
     async def clean(self, sandbox: Sandbox) -> None:
-        """The sandbox is as a new one, seen from inside and from the host."""
+        """Assert that the sandbox looks new, from inside and from the host."""
         assert await look(sandbox) == self.pristine
-        if self.kind != "runsc":  # Whose processes the host does not see.
+        if self.kind != "runsc":  # The host doesn't see gVisor's processes.
             assert kin(self.kind) == self.baseline
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ground(request: pytest.FixtureRequest, host: Host) -> AsyncIterator[Ground]:
-    """Each kind of sandbox; the canaries are there before it."""
+    """Yield each kind of sandbox; the canaries exist first."""
     assert host.facts()
     kind = str(request.param)
     if kind == "runsc":
@@ -150,7 +150,7 @@ async def ground(request: pytest.FixtureRequest, host: Host) -> AsyncIterator[Gr
 
 
 async def needs_a_sandbox(kind: str) -> None:
-    """Skip, with the reason, where the engine knows the runtime and the server does not run under it."""
+    """Skip, with the reason, if the engine has the runtime but the server doesn't run under it."""
     if kind not in UNUSABLE:
         UNUSABLE[kind] = ""
         try:
@@ -163,7 +163,7 @@ async def needs_a_sandbox(kind: str) -> None:
 
 
 async def look(sandbox: Sandbox) -> dict[str, Any]:
-    """Everything that could carry something from one episode to the next."""
+    """Return everything that could carry data from one episode to the next."""
     shown = await sandbox.python(PROBE)
     assert shown.status == "ok", shown
     facts: dict[str, Any] = json.loads(shown.stdout)
@@ -172,7 +172,7 @@ async def look(sandbox: Sandbox) -> dict[str, Any]:
 
 
 def kin(kind: str) -> int:
-    """How many processes the host sees in our sandboxes of this kind."""
+    """Return how many processes the host sees in our sandboxes of this kind."""
     if kind in ("docker", "runsc"):
         return sum(1 + len(below(pid)) for pid in containers_of(os.getpid()))
     return len(below(os.getpid()))
@@ -208,7 +208,7 @@ async def make_call(sandbox: Sandbox, call: FileCall) -> None:
 
 
 async def goes_on(sandbox: Sandbox, payload: Payload) -> None:
-    """The next calls of every sort give their own answers; a lie about the last call's end costs one call at most."""
+    """Assert that the next calls of every kind work; a lie about the last call's end may cost at most one call."""
     following = await sandbox.python("6 * 7", timeout_s=2.0)
     assert following.status in payload.following, following
     if payload.honest:
@@ -243,18 +243,18 @@ async def test_a_sandbox_survives(ground: Ground, host: Host, payload: Payload) 
 
 @pytest.mark.slow
 @pytest.mark.proof
-async def test_bubblewrap_sandboxes_of_a_user_without_rights_survive_it_all_too(code_for_all: Path) -> None:
+async def test_bubblewrap_sandboxes_of_an_unprivileged_user_survive_all_payloads_too(code_for_all: Path) -> None:
     make("bubblewrap")
     count = sum("bubblewrap" in payload.kinds for payload in PAYLOADS)
     these = ["tests/sandboxes/test_hostile.py", "-k", "test_a_sandbox_survives and bubblewrap"]
     run = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *these]
     done = await asyncio.to_thread(as_user_without_rights, code_for_all, *run)
     if f"\n{count} skipped" in done.stdout:
-        pytest.skip(f"bubblewrap for a user without rights: {done.stdout[-1000:]}")
+        pytest.skip(f"bubblewrap for an unprivileged user: {done.stdout[-1000:]}")
     assert f"\n{count} passed" in done.stdout, done.stdout[-10_000:] + done.stderr
 
 
-# ---------------------------------------------------------------------------------------------- what is no payload
+# ---------------------------------------------------------------------------------------------- other claims
 
 
 async def test_a_batch_with_one_bad_path_is_refused(sandbox: Sandbox) -> None:
@@ -270,7 +270,7 @@ async def test_a_full_disk_is_an_os_error_of_write(isolated_sandbox: Sandbox) ->
     await isolated_sandbox.write({"small": "x"})
 
 
-async def test_two_episodes_draw_different_numbers(sandbox: Sandbox) -> None:
+async def test_two_episodes_draw_different_random_numbers(sandbox: Sandbox) -> None:
     code = "import random, uuid, os, tempfile; (random.random(), uuid.uuid4(), os.urandom(4), tempfile.mktemp())"
     first = (await sandbox.python(code)).stdout
     await sandbox.reset()
@@ -303,7 +303,7 @@ print(hits)
     assert (await sandbox.python(scan)).stdout == "0\n"
 
 
-async def test_a_bystander_is_stopped_while_fresh_code_runs(sandbox: Sandbox) -> None:
+async def test_a_background_process_is_stopped_while_fresh_code_runs(sandbox: Sandbox) -> None:
     start = """
 from subprocess import PIPE, Popen
 p = Popen(['cat'], stdin=PIPE, stdout=PIPE, bufsize=0)
@@ -313,15 +313,15 @@ print(p.pid)
     pid = (await sandbox.python(start)).stdout.strip()
     state = f"open('/proc/{pid}/stat').read().rsplit(')')[1].split()[0]"
     if "[Errno 2]" in (await sandbox.python(state, fresh=True)).stderr:
-        return  # Fresh code has a place of its own, from which no other process can be seen.
-    # Runnable until a processor was free for it to see the signal; the call's own limit ends the loop.
+        return  # Fresh code has its own place, where no other process is visible.
+    # It counts as runnable until a processor is free to deliver the signal; the call's own limit ends the loop.
     stopped = f"while (state := {state}) == 'R': pass\nstate"
     assert (await sandbox.python(stopped, fresh=True)).stdout == "'T'\n"
     assert (await sandbox.python(state)).stdout in ("'S'\n", "'R'\n")
 
 
 async def test_a_session_cannot_reach_into_fresh_code(sandbox: Sandbox) -> None:
-    # The server and its children only: in an unsafe sandbox, and as root, the whole machine is in reach.
+    # Only the server and its children: in an unsafe sandbox, and as root, the whole machine is in reach.
     meddle = """
 import os
 server, mine = os.getppid(), os.getpid()
@@ -342,7 +342,7 @@ if os.fork() == 0:
         assert (result.status, result.stdout, result.stderr) == ("ok", "42\n", "")
 
 
-async def test_a_server_that_the_code_kills_is_a_result_and_its_place_is_filled_again() -> None:
+async def test_a_server_that_the_code_kills_is_a_result_and_the_sandbox_is_replaced() -> None:
     async with make("unsafe").open(1) as sandboxes:
         async with sandboxes.lease() as sandbox:
             assert (await sandbox.python("import os; os.kill(os.getppid(), 9)")).status == "sandbox_killed"

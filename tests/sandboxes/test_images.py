@@ -1,4 +1,4 @@
-"""Images of sandboxes: what is put into them, what never reaches them, and what is left of a build."""
+"""Sandbox images: their content, the things that never reach them, and the leftovers of a build."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture
 def engine() -> Iterator[Any]:
-    """A client of the engine that runs here."""
+    """Yield a client of the engine that runs here."""
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
     with ExitStack() as stack:
@@ -44,7 +44,7 @@ def engine() -> Iterator[Any]:
 
 @pytest.fixture
 def proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's settings of the docker command, with proxies and their password."""
+    """Create the user's docker settings with proxies and their password."""
     settings = {"proxies": {"default": {"httpProxy": SECRET, "httpsProxy": SECRET, "noProxy": "hush"}}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
@@ -75,7 +75,10 @@ COPY busybox /bin/sh
 
 @pytest.fixture
 def images(engine: Any, tmp_path: Path) -> Iterator[Callable[[str, str], str]]:
-    """Makes an image of a Dockerfile; it is removed at the end, with what was built on it."""
+    """Yield a function that builds an image from a Dockerfile.
+
+    The image and all images built on it are removed at the end.
+    """
     made: list[str] = []
 
     def make(name: str, dockerfile: str) -> str:
@@ -93,7 +96,7 @@ def images(engine: Any, tmp_path: Path) -> Iterator[Callable[[str, str], str]]:
 
 
 def remove_with_children(engine: Any, tag: str) -> None:
-    """The image, and the tagged images that were made of it."""
+    """Remove the image and the tagged images that were built on it."""
     base = engine.inspect_image(tag)["Id"]
     if (with_server := find(engine, server_tag(base))) is not None and with_server["Id"] != base:
         remove_with_children(engine, server_tag(base))
@@ -138,7 +141,7 @@ async def test_an_image_without_python_gets_one_that_only_the_sandbox_runs(
 
 @pytest.fixture
 def busybox(tmp_path: Path) -> None:
-    """A static busybox, of Debian's package, in the folder of the image's Dockerfile."""
+    """Put Debian's static busybox into the folder of the image's Dockerfile."""
     folder = tmp_path / "package"
     folder.mkdir()
     fetched = subprocess.run(["apt-get", "download", "busybox-static"], cwd=folder, capture_output=True, text=True)
@@ -151,7 +154,7 @@ def busybox(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_an_image_of_one_static_program_is_a_whole_sandbox(
+async def test_an_image_of_one_static_program_works_as_a_sandbox(
     engine: Any, images: Callable[[str, str], str], busybox: None
 ) -> None:
     async with Docker(image=images("busybox", BUSYBOX)).open(1) as sandboxes, sandboxes.lease() as sandbox:
@@ -170,7 +173,7 @@ async def what_every_sandbox_does(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.slow
-async def test_a_volume_that_an_image_declares_carries_nothing_from_sandbox_to_sandbox(
+async def test_a_volume_that_an_image_declares_carries_nothing_between_sandboxes(
     engine: Any, images: Callable[[str, str], str]
 ) -> None:
     async with Docker(image=images("volume", WITH_A_VOLUME)).open(1) as sandboxes:
@@ -180,7 +183,7 @@ async def test_a_volume_that_an_image_declares_carries_nothing_from_sandbox_to_s
 
 
 @pytest.mark.slow
-def test_a_build_on_a_base_has_its_name_and_leaves_none_without_one(
+def test_a_build_on_a_base_is_tagged_and_leaves_no_untagged_image(
     engine: Any, images: Callable[[str, str], str]
 ) -> None:
     before, tag = untagged(engine), f"agentgym-test-built:{secrets.token_hex(4)}"
@@ -202,7 +205,7 @@ def test_a_base_and_a_folder_together_are_refused() -> None:
         Docker(image="a", dockerfile="b")
 
 
-async def test_an_image_that_is_not_there_says_how_to_get_it(engine: Any) -> None:
+async def test_a_missing_image_error_names_the_pull_command(engine: Any) -> None:
     with pytest.raises(SandboxError, match=r"no image 'agentgym-nowhere:1': `docker pull agentgym-nowhere:1`, or make"):
         async with Docker(image="agentgym-nowhere:1").open(1):
             pass
@@ -226,14 +229,14 @@ def a_folder(tmp_path: Path, dockerfile: str) -> Path:
 
 @pytest.fixture
 def built(engine: Any) -> Iterator[list[str]]:
-    """Ids of images that are removed at the end, with their names."""
+    """Yield a list for ids of images, which are removed with their tags at the end."""
     ids: list[str] = []
     yield ids
     for made in ids:
         engine.remove_image(made, force=True)
 
 
-async def test_a_folder_is_built_once_for_each_content_and_says_how_it_goes(
+async def test_a_folder_is_built_once_per_content_and_logs_its_progress(
     engine: Any, tmp_path: Path, built: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = a_folder(tmp_path, FOLDER)
@@ -250,7 +253,7 @@ async def test_a_folder_is_built_once_for_each_content_and_says_how_it_goes(
     assert folder_digest(folder) != first
 
 
-async def test_a_build_that_fails_says_why_and_leaves_nothing(engine: Any, tmp_path: Path) -> None:
+async def test_a_build_that_fails_reports_why_and_leaves_nothing(engine: Any, tmp_path: Path) -> None:
     folder = a_folder(tmp_path, FOLDER + "RUN echo the last words >&2; exit 9\n")
     before = untagged(engine)
     with pytest.raises(SandboxError, match=r"(?s)failed: .*\b9\b.*the last words"):
@@ -271,7 +274,7 @@ COPY --from=one /made /made
 
 
 @pytest.mark.parametrize("last", ["", "RUN echo the last words >&2; exit 9\n"], ids=["built", "failed"])
-def test_the_stages_of_a_build_are_not_left_without_a_name(
+def test_the_stages_of_a_build_leave_no_untagged_image(
     engine: Any, tmp_path: Path, built: list[str], last: str
 ) -> None:
     folder, before = a_folder(tmp_path, STAGES + last), untagged(engine)
@@ -284,7 +287,7 @@ def test_the_stages_of_a_build_are_not_left_without_a_name(
 
 
 class InterruptAt(logging.Handler):
-    """A Ctrl-C as soon as a build has said something."""
+    """Raises KeyboardInterrupt as soon as a build has logged something."""
 
     def __init__(self, words: str) -> None:
         super().__init__()
@@ -317,10 +320,10 @@ def test_a_build_that_is_interrupted_leaves_nothing(engine: Any, tmp_path: Path,
     assert (untagged(engine) <= before, own_containers(engine)) == (True, [])
 
 
-def test_an_image_has_its_name_from_its_first_moment_on(
+def test_an_image_has_its_tag_from_its_first_moment(
     engine: Any, images: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupt behind the engine's answer finds no image without a name."""
+    """An interrupt right after the engine's answer leaves no untagged image."""
     docker = pytest.importorskip("docker")
     commit = docker.APIClient.commit
 
@@ -354,11 +357,11 @@ def test_images_of_other_versions_are_found_and_removed(engine: Any, tmp_path: P
 
 
 @pytest.mark.slow
-def test_an_image_without_a_name_that_a_failed_build_stood_on_is_left(
+def test_an_untagged_image_that_a_failed_build_was_based_on_is_kept(
     engine: Any, tmp_path: Path, built: list[str]
 ) -> None:
     tag = f"agentgym-test-nameless:{secrets.token_hex(4)}"
-    # The second one takes the name of the first.
+    # The second one takes the tag of the first.
     built.extend(build_folder(engine, a_folder(tmp_path, FOLDER), tag=tag) for _ in range(2))
     base = built[0]
     with pytest.raises(SandboxError, match="failed"):
@@ -367,7 +370,7 @@ def test_an_image_without_a_name_that_a_failed_build_stood_on_is_left(
 
 
 @pytest.mark.slow
-async def test_a_build_whose_packages_fail_leaves_its_folders_image_alone(
+async def test_a_build_whose_packages_fail_keeps_its_folders_image(
     engine: Any, tmp_path: Path, index: Path, built: list[str]
 ) -> None:
     folder = a_folder(tmp_path, FOLDER)
@@ -389,7 +392,7 @@ async def test_a_folder_that_lost_its_dockerfile_is_named(engine: Any, tmp_path:
 
 
 @pytest.mark.slow
-async def test_pip_takes_the_users_index_and_leaves_its_settings_out_of_the_sandbox(
+async def test_pip_uses_the_users_index_and_keeps_its_settings_out_of_the_sandbox(
     engine: Any, index: Path, built: list[str]
 ) -> None:
     spec = Docker(pip=(index.name,))
@@ -404,7 +407,7 @@ async def test_pip_takes_the_users_index_and_leaves_its_settings_out_of_the_sand
 
 
 @pytest.mark.slow
-async def test_pips_own_words_are_in_the_error_of_a_package_that_is_nowhere(engine: Any, index: Path) -> None:
+async def test_the_error_for_an_unknown_package_quotes_pip(engine: Any, index: Path) -> None:
     before, containers = untagged(engine), own_containers(engine)
     with pytest.raises(SandboxError, match=r"(?s)pip failed .*No matching distribution found for agentgym-nowhere"):
         async with Docker(pip=("agentgym-nowhere",)).open(1):
@@ -429,7 +432,7 @@ RUN rm -rf /etc/apt/sources.list.d/* && echo 'deb [trusted=yes] file:/repository
 
 @pytest.fixture
 def debian(images: Callable[[str, str], str], tmp_path: Path) -> tuple[str, str]:
-    """An image whose only Debian mirror is a folder in it, and the name of the package there."""
+    """Return an image whose only Debian mirror is a folder in it, and the name of the package there."""
     if shutil.which("dpkg-deb") is None:
         pytest.skip("dpkg-deb is not installed")
     name = f"said-{secrets.token_hex(4)}"
@@ -448,7 +451,7 @@ def debian(images: Callable[[str, str], str], tmp_path: Path) -> tuple[str, str]
 
 
 @pytest.mark.slow
-async def test_packages_of_debian_are_installed_once_and_nothing_else_of_the_build_is_left(
+async def test_debian_packages_are_installed_once_and_leave_nothing_else_of_the_build(
     engine: Any, debian: tuple[str, str], built: list[str], proxies: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, name = debian
@@ -468,7 +471,7 @@ async def test_packages_of_debian_are_installed_once_and_nothing_else_of_the_bui
 
 
 @pytest.mark.slow
-async def test_packages_of_pip_and_of_debian_are_in_one_image(
+async def test_pip_and_debian_packages_are_in_one_image(
     engine: Any, debian: tuple[str, str], index: Path, built: list[str]
 ) -> None:
     base, name = debian
@@ -480,9 +483,7 @@ async def test_packages_of_pip_and_of_debian_are_in_one_image(
 
 
 @pytest.mark.slow
-async def test_apts_own_words_are_in_the_error_of_a_package_that_is_nowhere(
-    engine: Any, debian: tuple[str, str]
-) -> None:
+async def test_the_error_for_an_unknown_package_quotes_apt(engine: Any, debian: tuple[str, str]) -> None:
     before, containers = untagged(engine), own_containers(engine)
     with pytest.raises(SandboxError, match=r"(?s)apt-get failed .*Unable to locate package agentgym-nowhere"):
         async with Docker(image=debian[0], apt=("agentgym-nowhere",)).open(1):
@@ -491,7 +492,9 @@ async def test_apts_own_words_are_in_the_error_of_a_package_that_is_nowhere(
 
 
 @pytest.mark.slow
-async def test_an_image_without_apt_says_so(engine: Any, images: Callable[[str, str], str]) -> None:
+async def test_an_image_without_apt_raises_an_error_that_names_apt_get(
+    engine: Any, images: Callable[[str, str], str]
+) -> None:
     other = images("other", f"FROM {default_image()}\nUSER 0:0\nRUN rm /usr/bin/apt-get\n")
     before, containers = untagged(engine), own_containers(engine)
     with pytest.raises(SandboxError, match=r'(?s)apt-get failed .*"apt-get": executable file not found'):
@@ -518,7 +521,7 @@ def own_containers(engine: Any) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_pip_packages_go_beside_a_python_of_ours(
+async def test_pip_packages_are_installed_for_the_python_that_we_add(
     engine: Any, images: Callable[[str, str], str], index: Path
 ) -> None:
     spec = Docker(image=images("bare", WITHOUT_PYTHON), pip=(index.name,))
@@ -545,13 +548,13 @@ async def test_volumes_are_read_and_never_written(engine: Any, tmp_path: Path) -
 
 
 @pytest.mark.skipif(find_spec("setuptools") is None, reason="setuptools is not installed")
-def test_setuptools_can_be_imported_after_pip_was_looked_for() -> None:
+def test_setuptools_can_be_imported_after_the_search_for_pip() -> None:
     code = "from agentgym.sandboxes.docker.images.packages import _own_pip; print(_own_pip()); import setuptools"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, Path(done.stdout.strip()).name) == (0, "pip"), done.stderr
 
 
-def test_the_minimal_debian_is_made_once_for_all_that_it_is_made_of(
+def test_the_minimal_debian_is_built_once_for_each_set_of_inputs(
     engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, runs = tmp_path / "debootstrap", tmp_path / "runs"

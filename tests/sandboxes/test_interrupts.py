@@ -1,4 +1,4 @@
-"""Ctrl-C while a pool opens, leases, calls and closes: the run ends as interrupted, and nothing of it is left."""
+"""Ctrl-C while a pool opens, leases, calls and closes: the run ends as interrupted and leaves nothing."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ def test_ctrl_c_leaves_nothing_and_one_traceback(kind: str, phase: str) -> None:
         os.kill(client.pid, signal.SIGINT)
         _, said = client.communicate()
     assert client.returncode in (-signal.SIGINT, 0 if phase == "close" else -signal.SIGINT), said
-    # Python's own of the interrupt, and that of the call that it met.
+    # Python's own traceback of the interrupt, and that of the interrupted call.
     assert said.count("Traceback") <= 2, said
     assert "never retrieved" not in said
     assert wait_for_end(pids) == []
@@ -72,7 +72,7 @@ def test_ctrl_c_leaves_nothing_and_one_traceback(kind: str, phase: str) -> None:
         assert containers_of(client.pid) == []
 
 
-async def test_a_pool_that_closes_ends_the_sandboxes_that_start_and_waits_for_their_end() -> None:
+async def test_a_closing_pool_ends_starting_sandboxes_and_waits_for_their_end() -> None:
     begun = asyncio.Event()
     ended: list[str] = []
 
@@ -97,7 +97,7 @@ async def test_a_pool_that_closes_ends_the_sandboxes_that_start_and_waits_for_th
         await leasing
 
 
-async def test_a_lease_that_waits_for_long_is_said_once_with_what_to_do(
+async def test_a_lease_that_waits_long_is_logged_once_with_advice(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pools, "SLOW_LEASE_S", 0.0)
@@ -119,7 +119,7 @@ async def test_a_lease_that_waits_for_long_is_said_once_with_what_to_do(
     ]
 
 
-def test_a_heart_that_is_stopped_while_it_starts_has_stopped() -> None:
+def test_a_heartbeat_that_is_stopped_while_it_starts_stops() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def down() -> None:

@@ -26,7 +26,7 @@ def bubblewrap() -> None:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package cache of the test's own, which the user in a sandbox can reach."""
+    """Yield a separate package cache that the user in a sandbox can reach."""
     open_ = Path("/var/tmp", f"agentgym-test-{tmp_path.name}")
     monkeypatch.setattr(package_folder, "cache_folder", lambda: open_ / "packages")
     package_folder.package_binds.cache_clear()
@@ -43,7 +43,7 @@ async def test_packages_are_installed_once_and_imported_by_cells_and_scripts(ind
         assert not (await sandbox.python(f"open({index.name}.__file__, 'w')".replace(index.name, "p"))).ok
         assert "hush" not in (await sandbox.exec("env; cat /proc/self/environ")).stdout
     (made,) = (cache / "packages").iterdir()
-    shutil.rmtree(index.parent)  # From the cache, then.
+    shutil.rmtree(index.parent)  # So it comes from the cache.
     package_folder.package_binds.cache_clear()
     async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
         assert (await sandbox.python(f"import {index.name}")).ok
@@ -52,7 +52,7 @@ async def test_packages_are_installed_once_and_imported_by_cells_and_scripts(ind
     assert [path.name for path in (cache / "packages").iterdir()] == [made.name]
 
 
-async def test_pips_own_words_are_in_the_error_and_no_folder_is_left(index: Path, cache: Path) -> None:
+async def test_the_error_quotes_pip_and_no_folder_is_left(index: Path, cache: Path) -> None:
     with pytest.raises(SandboxError, match=r"(?s)pip failed .*No matching distribution found for agentgym-nowhere"):
         async with Bubblewrap(pip=("agentgym-nowhere",)).open(1):
             pass
@@ -72,7 +72,7 @@ package_folder.package_binds(("agentgym-nowhere",), sys.executable)
 def test_a_killed_client_takes_its_pip_along_and_the_next_removes_its_folder(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as index:  # One that never answers: pip waits for it.
+    with socket.create_server(("127.0.0.1", 0)) as index:  # This index never answers: pip waits for it.
         settings = {"PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/", "PIP_DEFAULT_TIMEOUT": "600"}
         client = subprocess.Popen(
             [sys.executable, "-c", INSTALL, str(cache / "packages")],
@@ -80,7 +80,7 @@ def test_a_killed_client_takes_its_pip_along_and_the_next_removes_its_folder(
             stderr=subprocess.DEVNULL,
         )
         with index.accept()[0] as pip:
-            pip.settimeout(60)  # Of a pip that goes on.
+            pip.settimeout(60)  # Times out if pip keeps running.
             assert pip.recv(65536)
             client.kill()
             client.wait()
@@ -116,25 +116,25 @@ async def sandboxes_do_not_meet(spec: SandboxSpec) -> None:
         assert not (await one.exec("touch /data/g || touch /usr/local/share/g")).ok
 
 
-async def test_sandboxes_do_not_meet_in_a_volume_and_one_in_usr_is_seen(cache: Path) -> None:
+async def test_sandboxes_cannot_interact_through_a_volume_and_one_in_usr_is_visible(cache: Path) -> None:
     await sandboxes_do_not_meet(Bubblewrap(volumes=data(cache)))
 
 
 @pytest.mark.docker
-async def test_containers_do_not_meet_in_a_volume_and_one_in_usr_is_seen(cache: Path) -> None:
+async def test_containers_cannot_interact_through_a_volume_and_one_in_usr_is_visible(cache: Path) -> None:
     if why_not := why_no_docker():
         pytest.skip(why_not)
     await sandboxes_do_not_meet(Docker(volumes=data(cache)))
 
 
 def data(cache: Path) -> dict[str, str]:
-    """The same folder as two volumes, and a file in it as another."""
+    """Return the same folder as two volumes, and a file in it as another."""
     (cache / "data").mkdir(parents=True)
     (cache / "data/f").write_text("read me")
     return {"/data": f"{cache}/data", "/usr/local/share": f"{cache}/data", "/usr/bin/env": f"{cache}/data/f"}
 
 
-def test_a_volume_that_cannot_be_is_refused_by_its_path(tmp_path: Path) -> None:
+def test_an_invalid_volume_is_refused_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/")
     for kind in (Bubblewrap, Docker):
         for volumes, why in (
@@ -171,7 +171,7 @@ async def test_a_volume_that_holds_a_socket_is_refused_when_a_pool_opens(kind: s
         pass
 
 
-def test_a_text_in_place_of_a_tuple_of_packages_is_refused() -> None:
+def test_a_string_instead_of_a_tuple_of_packages_is_refused() -> None:
     for kind in (Bubblewrap, Docker):
         with pytest.raises(ValueError, match=r"pip: must be a tuple of texts, such as \('numpy',\)"):
             kind(pip="numpy")  # type: ignore[arg-type]

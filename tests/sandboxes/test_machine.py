@@ -1,4 +1,4 @@
-"""What this machine's own limits and leftovers do to a client."""
+"""Effects of this machine's own limits and leftovers on a client."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["unsafe", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def test_a_temporary_folder_with_a_long_path_will_do(
+async def test_a_temporary_folder_may_have_a_long_path(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make(name)
@@ -39,7 +39,7 @@ async def test_a_temporary_folder_with_a_long_path_will_do(
 
 @contextmanager
 def room_for(free: int) -> Iterator[None]:
-    """Inside, this process can open so many more files."""
+    """Let this process open only `free` more files during the block."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in names(Path("/proc/self/fd")))
     held: list[int] = []
@@ -58,7 +58,7 @@ def room_for(free: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["unsafe", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def test_a_process_that_can_open_no_more_files_gets_a_sandbox_error_that_says_so(name: str) -> None:
+async def test_a_process_that_can_open_no_more_files_raises_a_sandbox_error_about_it(name: str) -> None:
     outcomes = []
     async with make(name).open(1) as sandboxes:
         for free in range(60):
@@ -77,26 +77,26 @@ async def test_a_process_that_can_open_no_more_files_gets_a_sandbox_error_that_s
     assert [said for said in outcomes[:-1] if not ("sandbox_lost" in said and "RLIMIT_NOFILE" in said)] == []
 
 
-async def test_sandboxes_that_start_at_once_hold_the_files_of_their_server_one_after_the_other() -> None:
+async def test_sandboxes_that_start_at_once_take_turns_holding_their_servers_files() -> None:
     count = 12
     async with make("bubblewrap").open(count) as sandboxes:
-        with room_for(50 + 3 * count):  # A start needs some 40, and a sandbox that waits for its first word 2.
+        with room_for(50 + 3 * count):  # A start needs about 40; a sandbox that waits for its first frame needs 2.
             async with AsyncExitStack() as stack:
                 leases = [asyncio.create_task(stack.enter_async_context(sandboxes.lease())) for _ in range(count)]
                 for lease in leases:
                     assert (await (await lease).python("1")).stdout == "1\n"
 
 
-def test_an_engine_over_ssh_is_refused_with_what_to_use_instead() -> None:
+def test_an_engine_over_ssh_is_refused_with_an_alternative() -> None:
     with pytest.raises(SandboxError, match=r"ssh://there: only unix:// and tcp:// .* `ssh -NL 2375:.*tcp://127"):
         connect(host="ssh://there")
 
 
 def make_deep(folder: Path, levels: int) -> None:
-    """Make folders in one another, deeper than Python's own removal can go."""
+    """Create nested folders, deeper than Python's own removal can handle."""
     here = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
-        os.mkdir("d", dir_fd=here)  # A path of them all would be too long.
+        os.mkdir("d", dir_fd=here)  # The full path would be too long.
         below = os.open("d", os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = below

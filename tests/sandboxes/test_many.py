@@ -1,4 +1,4 @@
-"""Many sandboxes and many leases: the caps hold, and the event loop is never held up."""
+"""Many sandboxes and many leases: the limits hold, and the event loop is never blocked."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ HELD = [
 
 @dataclass
 class Watchdog:
-    """The processor time of each callback of the loop: what it cost us, however busy the machine is."""
+    """Processor time of the event loop's slowest callback, which does not depend on the machine's load."""
 
     longest_s: float = 0.0
     callback: str = ""
@@ -37,13 +37,13 @@ class Watchdog:
 
 @pytest.fixture
 def many(request: pytest.FixtureRequest) -> SandboxSpec:
-    """A kind of sandbox, looked for before the watchdog wakes."""
+    """Return a kind of sandbox; checked before the watchdog starts."""
     return make(str(request.param))
 
 
 @pytest.fixture
 def watchdog(many: SandboxSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchdog]:
-    """Every callback that the event loop runs is timed."""
+    """Time every callback that the event loop runs."""
     assert many is not None
     dog = Watchdog()
     run = asyncio.Handle._run
@@ -55,7 +55,7 @@ def watchdog(many: SandboxSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wat
 
     monkeypatch.setattr(asyncio.Handle, "_run", timed)
     gc.collect()
-    gc.freeze()  # What the test run itself has on its heap is not ours to walk through.
+    gc.freeze()  # Keep the garbage collector from walking the test run's own heap.
     yield dog
     gc.unfreeze()
     assert dog.seen > 0
@@ -64,7 +64,7 @@ def watchdog(many: SandboxSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wat
 
 @pytest.mark.usefixtures("watchdog")
 @pytest.mark.parametrize(("many", "size"), HELD, indirect=["many"])
-async def test_many_sandboxes_are_held_at_once(many: SandboxSpec, size: int) -> None:
+async def test_many_sandboxes_can_be_leased_at_once(many: SandboxSpec, size: int) -> None:
     async with many.open(size) as sandboxes, AsyncExitStack() as held:
         async with asyncio.TaskGroup() as tasks:
             leasing = [tasks.create_task(held.enter_async_context(sandboxes.lease())) for _ in range(size)]
@@ -98,5 +98,5 @@ async def test_many_leases_at_once_never_exceed_the_pool(many: SandboxSpec, leas
     async with many.open(size) as sandboxes, asyncio.TaskGroup() as tasks:
         for number in range(leases):
             tasks.create_task(rollout(number))
-    assert 1 < most <= size  # How many are inside at once depends on how long a reset takes beside two calls.
+    assert 1 < most <= size  # How many are leased at once depends on how long a reset takes relative to two calls.
     assert answers == {f"(False, {number})\n" for number in range(leases)}

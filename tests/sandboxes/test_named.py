@@ -1,4 +1,4 @@
-"""Which sandbox one gets, and what is said where none runs."""
+"""The kind of sandbox that is chosen, and the messages if none runs."""
 
 import gc
 import logging
@@ -39,7 +39,7 @@ def test_a_plain_process_must_be_asked_for_as_unsafe() -> None:
     assert named("unsafe") == Process(unsafe=True)
 
 
-async def test_unsafe_sandboxes_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unsafe_sandboxes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     local._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="agentgym.sandboxes"):
         for _ in range(2):
@@ -48,7 +48,7 @@ async def test_unsafe_sandboxes_are_said_once(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.records) == 1
 
 
-async def test_sandboxes_under_gvisor_say_what_a_verdict_does_not_hold_against(
+async def test_sandboxes_under_gvisor_log_the_limits_of_a_verdict(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     docker._warn_once.cache_clear()
@@ -68,7 +68,7 @@ def test_auto_is_the_strongest_that_runs_and_never_unsafe() -> None:
             auto()
 
 
-async def test_any_sandbox_says_once_what_it_took_and_what_that_lacks(
+async def test_any_sandbox_logs_once_its_kind_and_its_limits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if why_no_bubblewrap() is not None:
@@ -88,7 +88,7 @@ async def test_any_sandbox_says_once_what_it_took_and_what_that_lacks(
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def test_the_settings_of_any_sandbox_are_those_of_the_kind_that_it_takes(kind: Kind, tmp_path: Path) -> None:
+async def test_settings_of_any_sandbox_apply_to_the_kind_that_it_chooses(kind: Kind, tmp_path: Path) -> None:
     why_not = why_no_docker() if kind == "docker" else why_no_bubblewrap()
     if why_not is not None:
         pytest.skip(f"{kind}: {why_not}")
@@ -104,7 +104,7 @@ async def test_the_settings_of_any_sandbox_are_those_of_the_kind_that_it_takes(k
         assert not (await sandbox.python("x = b'x' * (400 << 20)")).ok
 
 
-def test_any_sandbox_opens_each_kind_with_what_was_set_and_else_with_its_own_settings(
+def test_any_sandbox_opens_each_kind_with_the_given_settings_and_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[object] = []
@@ -122,10 +122,10 @@ def test_any_sandbox_opens_each_kind_with_what_was_set_and_else_with_its_own_set
     assert opened == [Docker(), Bubblewrap()]
 
 
-def test_what_not_every_kind_of_sandbox_can_do_is_refused_by_name() -> None:
+def test_settings_that_not_every_kind_of_sandbox_supports_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"network: 'bridge' is not \"none\", \"loopback\" or Allow"):
         AnySandbox(network="bridge")
-    with pytest.raises(ValueError, match=r"pip: a tuple of texts"):
+    with pytest.raises(ValueError, match=r"pip: must be a tuple of texts"):
         AnySandbox(pip="numpy")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"volumes: '/tmp' is reserved by the sandbox"):
         AnySandbox(volumes={"/tmp": "/x"})
@@ -140,7 +140,7 @@ def test_another_kind_of_sandbox_keeps_the_settings_of_an_any_sandbox() -> None:
         as_kind(AnySandbox(network="loopback"), "unsafe")
 
 
-def test_every_kind_of_sandbox_has_its_line_on_what_it_lacks() -> None:
+def test_every_kind_of_sandbox_has_a_line_about_its_limits() -> None:
     assert set(choose.LACKS) == set(choose.NAMES)
     assert {*choose.NAMES.values(), "auto"} == set(get_args(Kind))
     assert [kind for kind, lacks in choose.LACKS.items() if not lacks] == [Docker]
@@ -148,7 +148,7 @@ def test_every_kind_of_sandbox_has_its_line_on_what_it_lacks() -> None:
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine with neither Docker nor bubblewrap."""
+    """Simulate a machine with neither Docker nor bubblewrap."""
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     monkeypatch.setenv("PATH", "/nowhere")
     local._check_bubblewrap.cache_clear()
@@ -157,13 +157,13 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("bare")
-def test_auto_says_what_is_missing() -> None:
+def test_auto_names_everything_that_is_missing() -> None:
     with pytest.raises(SandboxError, match=r"Docker: .* Bubblewrap: bwrap is not installed .* the sandbox 'unsafe'"):
         auto()
 
 
 @pytest.mark.usefixtures("bare")
-def test_a_script_gets_an_unsafe_sandbox_only_where_it_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_gets_an_unsafe_sandbox_only_if_it_requests_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert choose.main([]) == 1
     said = capsys.readouterr()
     assert (said.out, "no sandbox runs here" in said.err) == ("", True)
@@ -180,7 +180,7 @@ NEITHER = [
 
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(("spec", "why"), NEITHER, ids=["bubblewrap", "docker"])
-async def test_a_sandbox_that_cannot_run_here_says_why_in_one_line_before_a_rollout_begins(
+async def test_a_sandbox_that_cannot_run_here_is_explained_in_one_line_before_a_rollout(
     spec: Bubblewrap | Docker, why: str
 ) -> None:
     class Declares(ag.ToolEnv[ag.Task]):
@@ -194,7 +194,7 @@ async def test_a_sandbox_that_cannot_run_here_says_why_in_one_line_before_a_roll
 
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(("spec", "why"), NEITHER, ids=["bubblewrap", "docker"])
-async def test_a_tasks_sandbox_that_cannot_run_here_says_why_in_the_rollouts_failure_and_in_the_batchs_error(
+async def test_a_tasks_sandbox_that_cannot_run_is_explained_in_failure_and_batch_error(
     spec: Bubblewrap | Docker, why: str
 ) -> None:
     class Chooses(ag.ToolEnv[ag.Task]):
@@ -212,7 +212,7 @@ async def test_a_tasks_sandbox_that_cannot_run_here_says_why_in_the_rollouts_fai
     assert re.fullmatch(f"all 4 rollouts failed; the first one: SandboxError: {why}", str(error.value)), error.value
 
 
-def test_what_bubblewrap_lacked_once_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bubblewrap_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     if why_no_bubblewrap() is not None:
         pytest.skip(f"bubblewrap: {why_no_bubblewrap()}")
     local._check_bubblewrap.cache_clear()
@@ -223,7 +223,7 @@ def test_what_bubblewrap_lacked_once_is_looked_for_again(monkeypatch: pytest.Mon
 
 
 class Passing(socketserver.StreamRequestHandler):
-    """An engine that answers one request, and is gone."""
+    """An engine that answers one request and then disappears."""
 
     def handle(self) -> None:
         while self.rfile.readline().strip():
@@ -234,7 +234,7 @@ class Passing(socketserver.StreamRequestHandler):
 
 
 def no_socket_is_left_open(attempt: Callable[[], object], open_before: int) -> None:
-    """While the error is kept, as a log or a chained exception keeps it."""
+    """Assert that no socket stays open while the error is kept, as by a log or a chained exception."""
     with pytest.raises(SandboxError, match=r"Docker engine") as kept:
         attempt()
     assert kept.value is not None
@@ -242,7 +242,7 @@ def no_socket_is_left_open(attempt: Callable[[], object], open_before: int) -> N
 
 
 def sockets() -> int:
-    """How many this process holds."""
+    """Return how many sockets this process has open."""
     gc.collect()
     links = [str(fd.resolve()) for fd in Path("/proc/self/fd").iterdir()]
     return sum("socket:" in link for link in links)
@@ -254,11 +254,11 @@ def test_an_engine_that_is_gone_leaves_no_socket_open(tmp_path: Path, monkeypatc
     before = sockets()
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     for ask in (connect, image.build):
-        no_socket_is_left_open(ask, before)  # There is no such file.
+        no_socket_is_left_open(ask, before)  # The file does not exist.
     with socketserver.UnixStreamServer(str(path), Passing) as engine:
 
         def serve() -> None:
-            for _ in range(2):  # The probe is one.
+            for _ in range(2):  # One of them is the probe.
                 engine.handle_request()
 
         serving = threading.Thread(target=serve)
@@ -267,12 +267,12 @@ def test_an_engine_that_is_gone_leaves_no_socket_open(tmp_path: Path, monkeypatc
         serving.join()
     try:
         for ask in (connect, image.build, partial(translated, client.containers)):
-            no_socket_is_left_open(ask, before)  # The file is there, and nobody listens.
+            no_socket_is_left_open(ask, before)  # The file exists, but nobody listens.
     finally:
         client.close()
 
 
-def test_an_engine_over_ssh_is_refused_and_one_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssh_engines_are_refused_and_engines_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for host, why in (
         ("ssh://nowhere", "only unix:// and tcp://"),
         ("tcp://127.0.0.1:1", "answers at tcp://127.0.0.1:1"),
@@ -281,7 +281,7 @@ def test_an_engine_over_ssh_is_refused_and_one_that_does_not_answer_is_named(mon
         assert why in str(why_no_docker())
 
 
-async def test_an_engine_that_is_not_there_is_a_sandbox_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_engine_is_a_sandbox_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(SandboxError, match=r"Docker engine|docker package"):
         async with Docker().open(1):
@@ -289,7 +289,7 @@ async def test_an_engine_that_is_not_there_is_a_sandbox_error(monkeypatch: pytes
 
 
 @pytest.mark.docker
-async def test_an_image_that_is_not_there_says_how_to_build_it() -> None:
+async def test_a_missing_image_error_names_the_build_command() -> None:
     why_not = why_no_docker()
     if why_not is not None:
         pytest.skip(f"docker: {why_not}")
@@ -305,7 +305,7 @@ def test_an_owner_is_dead_once_its_process_has_ended() -> None:
     assert state_of(f"another-host/{boot}/{namespace}/{pid}/1") == "ended"
 
 
-def test_an_owner_that_cannot_be_seen_from_here_is_not_taken_for_dead() -> None:
+def test_an_owner_that_cannot_be_seen_from_here_is_not_considered_dead() -> None:
     host, boot, namespace, pid, started = owner().split("/")
     for who in (
         f"{host}/another-boot/{namespace}/{pid}/{started}",
@@ -334,7 +334,7 @@ def test_importing_every_module_of_the_sandboxes_loads_no_docker_client() -> Non
     assert done.stdout == "[]\n"
 
 
-def test_a_server_wipes_no_folder_but_its_own() -> None:
+def test_a_server_wipes_only_its_own_folders() -> None:
     config = '{"ends": [0], "work": "/", "wipe": ["/"], "limits": {}}'
     done = subprocess.run(
         [sys.executable, str(image_folder() / "server"), config], capture_output=True, text=True, cwd=os.sep

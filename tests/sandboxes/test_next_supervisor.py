@@ -1,4 +1,4 @@
-"""The supervisor of a sandbox's next episode waits while one runs: out of its reach, and no sandbox depends on it."""
+"""The supervisor of the next episode waits during one: code can't reach it, and no sandbox depends on it."""
 
 import ast
 import asyncio
@@ -23,7 +23,7 @@ def children(pid: int) -> list[int]:
 
 
 def servers(pid: int) -> list[int]:
-    """The servers of sandboxes below a process: their keepers."""
+    """Return the servers of sandboxes among the descendants of a process; these are the keepers."""
     found = []
     for child in children(pid):
         is_server = Path(f"/proc/{child}/comm").read_text().startswith("python")
@@ -37,7 +37,7 @@ def sockets_of(pid: int) -> set[str]:
 
 
 async def supervisors(keeper: int) -> list[int]:
-    """The one that serves and the one that waits, once there are both."""
+    """Return the serving and the waiting supervisor, once both exist."""
     return await asyncio.to_thread(wait_for_two, keeper)
 
 
@@ -49,7 +49,7 @@ def wait_for_two(keeper: int) -> list[int]:
     return found
 
 
-async def test_the_supervisor_that_waited_serves_the_next_episode() -> None:
+async def test_the_waiting_supervisor_serves_the_next_episode() -> None:
     async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
         [keeper] = servers(os.getpid())
         now, waiting = await supervisors(keeper)
@@ -60,7 +60,7 @@ async def test_the_supervisor_that_waited_serves_the_next_episode() -> None:
         assert another not in (now, waiting)
 
 
-async def test_no_code_sees_the_supervisor_that_waits() -> None:
+async def test_no_code_sees_the_waiting_supervisor() -> None:
     seen = "import os\nsorted(int(name) for name in os.listdir('/proc') if name.isdigit())"
     async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
         [keeper] = servers(os.getpid())
@@ -70,7 +70,7 @@ async def test_no_code_sees_the_supervisor_that_waits() -> None:
             await sandbox.reset()
 
 
-async def test_no_code_learns_when_its_supervisor_was_made() -> None:
+async def test_no_code_learns_when_its_supervisor_was_created() -> None:
     find = """
 import os, socket
 channel = socket.socket(fileno=os.dup(3))
@@ -85,7 +85,7 @@ ask(channel.getsockopt, 77), ask(channel.setsockopt, 76, 1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look at the descriptors of a server")
-async def test_no_code_finds_a_socket_of_the_supervisor_that_waits_in_its_network() -> None:
+async def test_no_code_finds_a_socket_of_the_waiting_supervisor_in_its_network() -> None:
     async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease():
         [keeper] = servers(os.getpid())
         _, waiting = await supervisors(keeper)

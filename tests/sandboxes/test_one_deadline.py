@@ -1,4 +1,4 @@
-"""One time limit for all that a call does, however much code has put into its folder."""
+"""One time limit covers all the work of a call, however much code has put into its folder."""
 
 import asyncio
 import subprocess
@@ -36,16 +36,16 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-async def test_the_copy_for_a_fresh_cell_takes_its_time_from_the_cell() -> None:
+async def test_the_time_to_copy_for_a_fresh_cell_counts_toward_its_limit() -> None:
     async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
         filled = await sandbox.python(FULL.format(30_000), timeout_s=60.0)
         assert len(await sandbox.list()) == 30_000, filled
         result = await sandbox.python("import time; time.sleep(1000)", fresh=True, timeout_s=3.0)
         assert result.status == "timeout"
-        assert result.seconds < 3.0  # Of the code alone, which began when the copy had been made.
+        assert result.seconds < 3.0  # The time of the code alone, which started after the copy.
 
 
-async def test_the_end_of_a_branch_takes_no_longer_than_its_limit_and_a_reset_removes_the_rest(
+async def test_closing_a_branch_keeps_its_time_limit_and_a_reset_removes_the_rest(
     sandboxes: SandboxPool,
 ) -> None:
     async with sandboxes.lease() as sandbox:
@@ -65,7 +65,7 @@ async def test_files_that_cannot_all_be_written_in_time_are_refused(sandbox: San
         await sandbox.link.call("write", b"x", MARGIN_S, files=[["f", 1, False]], timeout_s=NO_TIME_S)
 
 
-async def test_a_restore_that_has_no_time_to_empty_the_folder_is_refused_and_the_sandbox_goes_on(
+async def test_a_restore_without_time_to_empty_the_folder_leaves_the_sandbox_usable(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     await sandbox.snapshot(tmp_path / "it.tar")

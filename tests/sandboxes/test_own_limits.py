@@ -1,5 +1,4 @@
-"""Limits of the server's own process, which code can set where it sees that process: in an unsafe sandbox, under
-gVisor."""
+"""Server process limits that code can change if it sees that process: in an unsafe sandbox or under gVisor."""
 
 import pytest
 
@@ -19,7 +18,7 @@ async def limits(sandbox: Sandbox) -> str:
 
 
 @pytest.mark.parametrize("kind", ["unsafe", pytest.param("runsc", marks=pytest.mark.docker)])
-async def test_a_limit_of_the_server_that_code_set_is_what_it_was_at_the_next_call(kind: str) -> None:
+async def test_a_server_limit_that_code_lowered_is_restored_at_the_next_call(kind: str) -> None:
     async with make(kind).open(1) as sandboxes, sandboxes.lease() as sandbox:
         before = await limits(sandbox)
         await sandbox.python(LOWER.format("FSIZE, (1000, resource.prlimit(server, resource.RLIMIT_FSIZE)[1])"))
@@ -30,7 +29,7 @@ async def test_a_limit_of_the_server_that_code_set_is_what_it_was_at_the_next_ca
 
 @pytest.mark.docker
 @pytest.mark.parametrize("lowered", BY_ITS_CODE)
-async def test_a_limit_that_code_took_from_the_server_for_good_ends_the_sandbox_by_its_code(lowered: str) -> None:
+async def test_a_server_limit_that_cannot_be_restored_ends_the_sandbox_by_its_code(lowered: str) -> None:
     async with make("runsc").open(1) as sandboxes:
         assert isinstance(sandboxes, Pool)
         async with sandboxes.lease() as sandbox:
@@ -45,7 +44,7 @@ async def test_a_limit_that_code_took_from_the_server_for_good_ends_the_sandbox_
 
 
 @pytest.mark.docker
-async def test_a_limit_that_code_took_from_the_server_is_in_no_later_episode() -> None:
+async def test_a_server_limit_that_code_lowered_is_in_no_later_episode() -> None:
     async with make("runsc").open(1) as sandboxes:
         assert isinstance(sandboxes, Pool)
         async with sandboxes.lease() as sandbox:

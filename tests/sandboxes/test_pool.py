@@ -1,4 +1,4 @@
-"""What a pool promises: bounded, clean, and nothing left behind however it ends."""
+"""The contract of a pool: bounded, clean, and without leftovers however it ends."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ async def test_each_lease_is_clean(spec: SandboxSpec) -> None:
                 await sandbox.write({"f": "x"})
 
 
-async def test_leases_run_at_once_and_at_most_size_of_them(spec: SandboxSpec) -> None:
+async def test_at_most_size_leases_run_at_once(spec: SandboxSpec) -> None:
     inside = 0
     most = 0
     full = asyncio.Event()
@@ -69,7 +69,7 @@ async def test_leases_run_at_once_and_at_most_size_of_them(spec: SandboxSpec) ->
     assert [answer.result() for answer in answers] == [f"{i}\n" for i in range(12)]
 
 
-async def test_a_cancelled_call_ends_in_the_sandbox_and_the_sandbox_goes_on(spec: SandboxSpec) -> None:
+async def test_a_cancelled_call_ends_in_the_sandbox_and_the_sandbox_continues(spec: SandboxSpec) -> None:
     started = asyncio.Event()
     async with spec.open(1) as sandboxes:
         for shell in (True, False):
@@ -91,7 +91,7 @@ async def test_a_cancelled_call_ends_in_the_sandbox_and_the_sandbox_goes_on(spec
                 assert (await sandbox.python("1")).stdout == "1\n"
 
 
-async def test_a_cancelled_rollout_gives_its_sandbox_back_clean(spec: SandboxSpec) -> None:
+async def test_a_cancelled_rollout_returns_its_sandbox_clean(spec: SandboxSpec) -> None:
     started = asyncio.Event()
 
     async def rollout(sandboxes: Pool) -> None:
@@ -133,7 +133,7 @@ async def test_a_cancelled_start_leaves_no_process(spec: SandboxSpec) -> None:
     assert set(below(os.getpid())) <= before
 
 
-async def test_work_that_cannot_be_undone_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+async def test_uncancellable_work_is_awaited_however_often_its_caller_is_cancelled() -> None:
     for fails in (False, True):
         may_end = asyncio.Event()
 
@@ -157,7 +157,7 @@ async def test_work_that_cannot_be_undone_is_waited_for_however_often_its_caller
 async def test_a_pool_that_is_cancelled_again_while_it_closes_leaves_no_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cancelled at every turn of the loop, from before the ends of its sandboxes begin until they are done."""
+    """Cancel at every turn of the loop, from before the sandboxes start closing until all are closed."""
     ended: list[RemoteSandbox] = []
     close = RemoteSandbox.close
 
@@ -173,7 +173,7 @@ async def test_a_pool_that_is_cancelled_again_while_it_closes_leaves_no_sandbox(
             assert isinstance(sandboxes, Pool)
             async with sandboxes.lease(), sandboxes.lease():
                 pass
-            await asyncio.wait(sandboxes._returning)  # Else the end of a lease would end them.
+            await asyncio.wait(sandboxes._returning)  # Otherwise the end of a lease would end them.
             idle.set()
             await asyncio.Event().wait()
 
@@ -208,7 +208,7 @@ async def test_a_closed_pool_leases_nothing(spec: SandboxSpec) -> None:
             pass
 
 
-async def test_a_pool_of_no_sandboxes_is_a_value_error(spec: SandboxSpec) -> None:
+async def test_a_pool_size_of_zero_is_a_value_error(spec: SandboxSpec) -> None:
     with pytest.raises(ValueError, match="size"):
         async with spec.open(0):
             pass
@@ -227,7 +227,7 @@ def test_a_killed_client_leaves_nothing(kind: str) -> None:
 
 
 def run_folders() -> list[Path]:
-    """Of this process."""
+    """Return the run folders of this process."""
     return list(Path(tempfile.gettempdir()).glob(f"agentgym-run-*_{os.getpid()}_*"))
 
 
@@ -264,10 +264,10 @@ for process in {1, os.getppid()}:
     for number in range(1, 4):
         os.makedirs(f'{os.environ["HOME"]}/.lifted-{process}-{number}/d/e/f')
 """
-"""What an earlier server named the folders that it lifted out of others."""
+"""The names that an earlier server gave to folders that it moved out of others."""
 
 
-async def test_no_name_in_a_folder_stands_in_the_way_of_a_reset(spec: SandboxSpec) -> None:
+async def test_no_name_in_a_folder_blocks_a_reset(spec: SandboxSpec) -> None:
     async with spec.open(1) as sandboxes:
         assert isinstance(sandboxes, Pool)
         for _ in range(3):
@@ -287,7 +287,7 @@ async def test_a_sandbox_whose_reset_raises_is_ended_and_counted_and_never_one_t
 
     async def start() -> RemoteSandbox:
         nonlocal alive, most
-        alive += 1  # From the moment on that it is begun.
+        alive += 1  # From the moment it starts.
         most = max(most, alive)
         sandbox = await Process(unsafe=True)._start()
         end = sandbox._end
@@ -314,10 +314,10 @@ async def test_a_sandbox_whose_reset_raises_is_ended_and_counted_and_never_one_t
     assert most == 2
     assert alive == 0
     assert sandboxes.started == sandboxes.ended == 12
-    assert sandboxes.unclean >= 10  # Those that were on their way back when the pool closed are only ended.
+    assert sandboxes.unclean >= 10  # Sandboxes that were being returned when the pool closed are only ended.
 
 
-async def test_a_working_folder_in_whose_place_code_has_put_a_file_is_made_anew() -> None:
+async def test_a_working_folder_that_code_replaced_with_a_file_is_created_again() -> None:
     async with named("unsafe").open(1) as sandboxes:
         assert isinstance(sandboxes, Pool)
         for _ in range(3):
@@ -329,13 +329,13 @@ async def test_a_working_folder_in_whose_place_code_has_put_a_file_is_made_anew(
             assert (sandboxes.started, sandboxes.ended, sandboxes.unclean) == (1, 0, 0)
 
 
-async def test_an_idle_sandbox_keeps_its_place_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_sandbox_counts_toward_the_size_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     ending, go_on = asyncio.Event(), asyncio.Event()
     alive = most = 0
 
     async def start() -> RemoteSandbox:
         nonlocal alive, most
-        alive += 1  # From the moment on that it is begun.
+        alive += 1  # From the moment it starts.
         most = max(most, alive)
         sandbox = await Process(unsafe=True)._start()
         end = sandbox._end

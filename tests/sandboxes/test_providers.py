@@ -1,4 +1,4 @@
-"""The contract of sandboxes: ours hold it, and one that breaks it is told where."""
+"""The sandbox contract: our sandboxes fulfill it, and a provider that breaks it is told where."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -19,17 +19,17 @@ from tests.sandboxes.conftest import make
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_every_sandbox_of_ours_holds_the_contract(spec: SandboxSpec) -> None:
+async def test_each_of_our_sandboxes_fulfills_the_contract(spec: SandboxSpec) -> None:
     await check_sandbox(spec)
 
 
-async def test_sandboxes_with_a_network_hold_the_contract() -> None:
+async def test_sandboxes_with_a_network_fulfill_the_contract() -> None:
     await check_sandbox(make("bubblewrap", network="loopback"))
 
 
 @pytest.mark.slow
 @pytest.mark.docker
-async def test_sandboxes_under_gvisor_hold_the_contract() -> None:
+async def test_sandboxes_under_gvisor_fulfill_the_contract() -> None:
     await check_sandbox(make("runsc"))
 
 
@@ -62,7 +62,7 @@ DOES_NOTHING: dict[str, Callable[..., Any]] = {
 
 @dataclass
 class Provider:
-    """A pool that makes no difference between its leases, its size and its end."""
+    """A pool that ignores leases, its size and its end."""
 
     sandbox: Any
 
@@ -75,14 +75,14 @@ class Provider:
         yield self.sandbox
 
 
-async def test_a_provider_that_does_nothing_breaks_every_promise_of_a_sandbox_and_of_a_pool() -> None:
+async def test_a_provider_that_does_nothing_fails_every_check_of_sandbox_and_pool() -> None:
     with pytest.raises(AssertionError, match="Provider fails check_sandbox") as raised:
         await check_sandbox(Provider(Nothing()))
     lines = str(raised.value).splitlines()[1:]
     assert [line.partition(":")[0] for line in lines] == [name for name in [*CHECKS, *POOL] if name != "digest"]
 
 
-async def test_a_provider_that_hangs_is_named_and_the_next_check_begins() -> None:
+async def test_a_hanging_provider_is_named_and_the_next_check_starts() -> None:
     class Hangs(Nothing):
         async def exec(self, command: object, **_: object) -> None:
             await asyncio.Event().wait()
@@ -121,7 +121,7 @@ def always_ok(_: Call) -> Call:
 
 
 def without(setting: str) -> Callable[[Call], Call]:
-    """Whatever is given for this setting is not passed on."""
+    """Return a wrapper that drops this setting from each call."""
 
     def spoil(call: Call) -> Call:
         return lambda *args, **settings: call(*args, **{k: v for k, v in settings.items() if k != setting})
@@ -232,7 +232,7 @@ def empties_first(call: Call) -> Call:
 
 
 SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
-    "every command is well": ("exec", "exec", always_ok, "a command that fails: status: expected 'error', got 'ok'"),
+    "every command succeeds": ("exec", "exec", always_ok, "a command that fails: status: expected 'error', got 'ok'"),
     "the folder is ignored": ("exec", "exec", without("cwd"), "cwd, env and stdin: stdout: "),
     "the variables are ignored": ("exec", "exec", without("env"), "cwd, env and stdin: stdout: "),
     "the input is ignored": ("exec", "exec", without("stdin"), "cwd, env and stdin: stdout: "),
@@ -255,14 +255,14 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
     ),
     "a missing file is empty": ("read", "read", missing_is_empty, "read of a missing file: expected FileNotFoundError"),
     "a file has no limit": ("read", "read", without("limit"), "read over the limit: expected ValueError"),
-    "content is an error of its own": (
+    "content errors have another type": (
         "read",
         "read",
         plain_errors,
         "a missing file: expected a SandboxContentError, got",
     ),
     "get has no limit": ("get", "get", without("limit"), "get over the limit: expected ValueError, got the result"),
-    "what is left out is not said": (
+    "omitted files are not reported": (
         "get",
         "get",
         keeps_nothing_out,
@@ -270,7 +270,7 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
     ),
     "an archive has no limit": ("archive", "archive", without("limit"), "archive over the limit: expected ValueError"),
     "a snapshot has no limit": ("snapshot", "snapshot", without("limit"), "snapshot over the limit: expected ValueErr"),
-    "what is no snapshot empties the folder": (
+    "an invalid snapshot empties the folder": (
         "restore",
         "restore",
         empties_first,
@@ -283,7 +283,7 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
         "the parent's file after a change in a branch: expected b'before', got b'br",
     ),
     "a branch has zeros": ("fork", "fork", blanks_branches, "a large earlier file in a branch: expected b'\\x00\\x01"),
-    "any port is lent": ("port", "port", always_open, "expected a LocalAddress, got None"),
+    "any port is forwarded": ("port", "port", always_open, "expected a LocalAddress, got None"),
 }
 
 
@@ -299,8 +299,7 @@ async def test_a_broken_promise_is_named(pool: SandboxPool, what: str) -> None:
 
 @dataclass
 class Careless:
-    """Sandboxes of plain processes whose pool lets two leases have one sandbox, and keeps sandboxes past their
-    lease."""
+    """Pool of plain-process sandboxes that gives one sandbox to two leases and keeps sandboxes after their lease."""
 
     @asynccontextmanager
     async def open(self, size: int) -> AsyncIterator[SandboxPool]:

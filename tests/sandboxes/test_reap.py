@@ -1,4 +1,4 @@
-"""What has ended in a sandbox is collected, and who collects it is asked only where there is something."""
+"""Processes that ended in a sandbox are collected, and the collector wakes only if there is something to collect."""
 
 import os
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def depth(pid: int) -> int:
-    """In how many namespaces of processes it is, and whether it is the first one of the last."""
+    """Return the depth of the process's PID namespace if it is that namespace's first process, else 0."""
     line = Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].splitlines()[0].split()
     return len(line) if line[-1] == "1" else 0
 
@@ -41,7 +41,7 @@ def wakings(pid: int) -> int:
 @pytest.mark.skipif(
     not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="this kernel does not list children"
 )
-async def test_a_call_that_leaves_no_process_wakes_nobody_but_its_worker_and_supervisor() -> None:
+async def test_a_call_that_leaves_no_process_wakes_only_its_worker_and_supervisor() -> None:
     async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
         await sandbox.python("1")
         first = max(descendants(os.getpid()), key=depth)
@@ -50,13 +50,13 @@ async def test_a_call_that_leaves_no_process_wakes_nobody_but_its_worker_and_sup
         for _ in range(20):
             await sandbox.python("1")
         assert wakings(first) - before <= 1
-        for _ in range(5):  # Two that end at once may wake it once.
+        for _ in range(5):  # Two that end at once may cause one wake-up.
             await sandbox.python(LEAVES_ZOMBIES)
         await sandbox.python("1")
         assert wakings(first) - before > 1
 
 
-async def test_what_a_call_left_dead_is_collected_at_its_end() -> None:
+async def test_dead_processes_of_a_call_are_collected_at_its_end() -> None:
     async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
         await sandbox.python(LEAVES_ZOMBIES)
         assert (await sandbox.python(ZOMBIES)).stdout == "0\n"

@@ -1,4 +1,4 @@
-"""Room for files and memory: what is missing is said by the name of its setting, and files take none from programs."""
+"""Space for files and memory: an error names the setting to raise, and files take no memory from programs."""
 
 import os
 from pathlib import Path
@@ -33,7 +33,7 @@ async def test_files_take_nothing_from_the_memory_of_programs() -> None:
 
 
 @pytest.mark.docker
-async def test_a_copy_for_which_memory_is_short_is_said_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_copy_that_lacks_memory_is_reported_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "FOLDERS", 1)
     async with make("docker", disk_mb=160, memory_mb=48).open(1) as pool, pool.lease() as sandbox:
         await fill(sandbox, 130)
@@ -53,9 +53,7 @@ async def test_a_case_that_used_up_its_memory_names_the_setting(isolated_sandbox
 
 @pytest.mark.parametrize("size", [8 * MB, 20 * MB], ids=["in one frame", "in pieces"])
 @pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def test_a_file_for_which_there_is_no_room_is_named_with_the_setting(
-    kind: str, size: int, tmp_path: Path
-) -> None:
+async def test_a_file_that_does_not_fit_is_reported_with_the_setting(kind: str, size: int, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(os.urandom(size))
     async with make(kind, disk_mb=4).open(1) as pool, pool.lease() as sandbox:
         with pytest.raises(OSError, match=r"disk_mb.*: 'data/big'"):
@@ -64,7 +62,7 @@ async def test_a_file_for_which_there_is_no_room_is_named_with_the_setting(
             await sandbox.write({"a": bytes(3 * MB), "b": bytes(3 * MB)})
 
 
-async def test_hidden_files_for_which_there_is_no_room_are_said_with_the_setting() -> None:
+async def test_hidden_files_that_do_not_fit_name_the_setting() -> None:
     async with make("bubblewrap", disk_mb=2).open(1) as pool, pool.lease() as sandbox:
         await sandbox.exec("head -c 3M /dev/zero > full")
         verdict = await sandbox.verify(command="python3 hidden.py", files={"hidden.py": "pass"})
@@ -79,7 +77,7 @@ async def test_more_memory_than_the_machine_has_is_refused_by_name() -> None:
             pass
 
 
-async def test_a_container_has_room_for_files_beside_its_programs() -> None:
+async def test_a_container_has_memory_for_files_in_addition_to_its_programs() -> None:
     assert DockerSettings(memory_mb=500, disk_mb=100).container_mb == 800
     assert DockerSettings(memory_mb=500, disk_mb=100, runtime="runsc").container_mb == 1056
     assert ag.Docker().container_mb == 512 + 3 * 64

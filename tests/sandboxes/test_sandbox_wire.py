@@ -18,7 +18,7 @@ async def test_a_cancelled_start_leaves_no_connection_open(tmp_path: Path, turns
     folder.mkdir()
     with listener(folder / "sandbox.sock") as listening, socket.socket(socket.AF_UNIX) as server:
         accepting = asyncio.create_task(accepted(listening, running))
-        for _ in range(5):  # Until it waits for news of the socket.
+        for _ in range(5):  # Until it waits for events of the socket.
             await asyncio.sleep(0)
         server.connect(str(folder / "sandbox.sock"))
         for _ in range(turns):
@@ -32,7 +32,7 @@ async def test_a_cancelled_start_leaves_no_connection_open(tmp_path: Path, turns
     gc.collect()
 
 
-async def test_a_server_that_does_not_connect_is_given_up_with_what_became_of_its_container(tmp_path: Path) -> None:
+async def test_the_error_for_a_server_that_never_connects_includes_its_containers_state(tmp_path: Path) -> None:
     with (
         listener(tmp_path / "sandbox.sock") as listening,
         pytest.raises(EngineFailed, match="exited, exit code 3"),

@@ -1,4 +1,4 @@
-"""The filter of system calls: what it refuses in a sandbox, and that its two forms say the same."""
+"""The system call filter: the calls that it refuses in a sandbox, and the equivalence of its two forms."""
 
 import json
 import platform
@@ -27,7 +27,7 @@ REFUSED = [
 
 
 def decide(program: bytes, number: int, *args: int, architecture: int = MACHINE) -> int:
-    """What the kernel would answer: a reading of the BPF program."""
+    """Interpret the BPF program as the kernel would and return its decision."""
     data = struct.pack("=IIQ6Q", number, architecture, 0, *(*args, *[0] * (6 - len(args))))
     steps = list(struct.iter_unpack("=HBBI", program))
     value, at = 0, 0
@@ -85,7 +85,7 @@ def test_conditions_look_at_the_whole_argument() -> None:
 
 
 @pytest.mark.parametrize("name", ["getsockopt", "setsockopt"])
-def test_no_socket_gives_a_descriptor_of_the_process_at_its_other_end(name: str) -> None:
+def test_no_socket_returns_a_pidfd_of_its_peer(name: str) -> None:
     program = seccomp.program()
     for option in range(128):
         expected = seccomp.ERRNO | seccomp.ENOPROTOOPT if option in (76, 77) else seccomp.ALLOW
@@ -95,7 +95,7 @@ def test_no_socket_gives_a_descriptor_of_the_process_at_its_other_end(name: str)
 
 
 def test_no_socket_manages_flow_labels() -> None:
-    """They outlive their sockets: the next episode of a sandbox with a network would read them."""
+    """Flow labels outlive their sockets: the next episode of a sandbox with a network would read them."""
     program = seccomp.program(network=True)
     for option in range(128):
         expected = seccomp.ERRNO | seccomp.ENOPROTOOPT if option == 32 else seccomp.ALLOW
@@ -131,7 +131,7 @@ def opens(family):
 
 
 @pytest.mark.skipif(not IN_A_SANDBOX, reason="the numbers are x86-64's")
-async def test_a_sandbox_refuses_what_reaches_into_the_kernel(isolated: SandboxSpec) -> None:
+async def test_a_sandbox_refuses_system_calls_that_reach_into_the_kernel(isolated: SandboxSpec) -> None:
     async with isolated.open(1) as sandboxes, sandboxes.lease() as sandbox:
         numbers = {name: NUMBERS[name] for name in REFUSED}
         allowed = f"[n for n, k in {numbers!r}.items() if not refused(k, -1, 0, 0, 0, 0, 0)]"
@@ -171,7 +171,7 @@ async def test_the_standard_library_works_under_the_filter(isolated: SandboxSpec
 
 
 @pytest.mark.docker
-async def test_a_network_opens_the_internets_families_and_no_others() -> None:
+async def test_a_network_opens_only_the_internet_address_families() -> None:
     why_not = why_no_docker()
     if why_not is not None:
         pytest.skip(f"docker: {why_not}")

@@ -1,4 +1,4 @@
-"""Settings of sandboxes and pools: what makes no sense is refused by name, before anything is started."""
+"""Settings of sandboxes and pools: invalid ones are refused by name before anything starts."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ NUMBERS = ["memory_mb", "disk_mb", "pids"]
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, math.nan, "3", True, None])
 @pytest.mark.parametrize("spec", [ag.Docker(), ag.Bubblewrap(), ag.AnySandbox(), ag.Process(unsafe=True)], ids=repr)
-def test_a_size_that_is_no_number_of_sandboxes_is_refused_before_anything_is_opened(spec: Any, size: Any) -> None:
+def test_an_invalid_pool_size_is_refused_before_anything_is_opened(spec: Any, size: Any) -> None:
     with pytest.raises(ValueError, match=f"size: must be a whole number of sandboxes, at least 1, got {size!r}"):
         spec.open(size)
 
@@ -32,7 +32,7 @@ def test_a_size_that_is_no_number_of_sandboxes_is_refused_before_anything_is_ope
 @pytest.mark.parametrize("value", [0, -1, 1.5, math.nan, "512", True])
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bound_of_sandboxes_is_a_whole_number_above_0(kind: Callable[..., Any], name: str, value: Any) -> None:
+def test_limits_of_sandboxes_must_be_positive_whole_numbers(kind: Callable[..., Any], name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name}: must be .*, got "):
         kind(**{name: value})
 
@@ -110,7 +110,7 @@ OPTIONS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_name_that_a_command_would_take_for_an_option_is_refused_by_its_field(name: str) -> None:
+def test_a_name_that_a_command_would_parse_as_an_option_is_refused_by_its_field(name: str) -> None:
     with pytest.raises(
         ValueError, match=f"^{name.partition(' ')[0]}: must not start with '-', which would make it an option"
     ):
@@ -118,7 +118,7 @@ def test_a_name_that_a_command_would_take_for_an_option_is_refused_by_its_field(
 
 
 @pytest.mark.parametrize("field", ["tag", "base", "pip", "apt"])
-def test_the_build_of_an_image_takes_no_option_for_a_name(field: str) -> None:
+def test_an_image_build_refuses_options_as_names(field: str) -> None:
     value: Any = ("-x",) if field in ("pip", "apt") else "-x"
     with pytest.raises(SandboxError, match=f"^{field}: '-x' begins with '-'"):
         image.build(**{field: value})
@@ -133,7 +133,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_an_engine_refuses_is_said_by_the_name_of_its_setting(name: str) -> None:
+def test_a_refusal_of_the_engine_names_the_setting(name: str) -> None:
     spec, said = REFUSALS[name]
     with (
         pytest.raises(SandboxError, match=f"^{name}: .* was refused: the Docker engine: {said}"),
@@ -142,7 +142,7 @@ def test_what_an_engine_refuses_is_said_by_the_name_of_its_setting(name: str) ->
         raise SandboxError(f"the Docker engine: {said}")
 
 
-def test_an_engine_s_refusal_is_its_own_words_without_the_address_of_the_request() -> None:
+def test_an_engine_refusal_has_its_own_text_without_the_request_url() -> None:
     errors, requests = pytest.importorskip("docker.errors"), pytest.importorskip("requests")
     response = requests.Response()
     response.status_code, response.url = 400, "http+docker://localhost/build?buildargs=me%3ASECRET%40example.org"
@@ -151,12 +151,12 @@ def test_an_engine_s_refusal_is_its_own_words_without_the_address_of_the_request
     assert str(caught.value) == "the Docker engine: unknown instruction: FORM"
 
 
-def test_an_engine_is_told_of_declared_arguments_alone() -> None:
+def test_an_engine_is_sent_only_declared_build_arguments() -> None:
     declared = declared_arguments("FROM x\nARG A=1 PIP_INDEX_URL\n# ARG B\narg C\nARG D \\\n  E\nRUN ARG F\n")
     assert declared == {"A", "PIP_INDEX_URL", "C", "D", "E"}
 
 
-def test_the_words_of_a_build_are_shown_without_passwords() -> None:
+def test_build_output_is_logged_without_passwords() -> None:
     given = {"PIP_EXTRA_INDEX_URL": "https://me:SECRET@a.org/x https://b.org", "HTTP_PROXY": "http://u:OTHER@p:1"}
     said = "cannot reach https://me:SECRET@a.org/x by http://u:OTHER@p:1 (me%3ASECRET%40a.org)"
     assert without_values(said, given) == "cannot reach https://***@a.org/x by http://***@p:1 (***@a.org)"

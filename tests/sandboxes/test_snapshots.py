@@ -1,4 +1,4 @@
-"""Snapshots of a working folder: exact, safe against hostile names on both sides, and what a branch shares instead."""
+"""Snapshots of a working folder: exact, safe against hostile names on both sides, and different from branches."""
 
 import asyncio
 import gzip
@@ -69,7 +69,7 @@ async def test_a_snapshot_is_restored_in_another_kind_of_sandbox(tmp_path: Path)
         assert await shown(sandbox) == before
 
 
-async def test_a_snapshot_of_a_branch_is_of_the_branch(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_snapshot_of_a_branch_has_the_branchs_files(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.write({"f": "trunk"})
     async with await sandbox.fork() as branch:
         await branch.write({"f": "branch"})
@@ -81,9 +81,7 @@ async def test_a_snapshot_of_a_branch_is_of_the_branch(sandbox: Sandbox, tmp_pat
     assert await sandbox.read("f") == b"branch"
 
 
-async def test_a_session_goes_on_after_a_snapshot_and_what_runs_is_stopped_meanwhile(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
+async def test_a_session_continues_after_a_snapshot_and_is_stopped_during_it(sandbox: Sandbox, tmp_path: Path) -> None:
     code = (
         "import threading\nrunning = True\ndef write():\n    while running:\n        open('f', 'w').write('x' * 9999)\n"
     )
@@ -93,7 +91,7 @@ async def test_a_session_goes_on_after_a_snapshot_and_what_runs_is_stopped_meanw
     assert (await sandbox.python("running = False\nrunning")).stdout == "False\n"
 
 
-async def test_a_program_in_the_background_is_fed_during_a_snapshot(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_background_program_can_be_sent_input_during_a_snapshot(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.exec("head -c 30000000 /dev/urandom > f")
     async with sandbox.start(["cat"]) as process:
         call = asyncio.create_task(sandbox.snapshot(tmp_path / "it.tar"))
@@ -131,16 +129,16 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     ),
     "a device": lambda: tar_of(entry("wicked", tarfile.CHRTYPE)),
     "a pipe": lambda: tar_of(entry("wicked", tarfile.FIFOTYPE)),
-    "a file that is cut off, with an end": lambda: (
+    "a truncated file with an end marker": lambda: (
         tar_of(entry("good"), entry("wicked", size=5000))[:2048] + bytes(1024)
     ),
-    "a folder of many levels": lambda: tar_of(entry("/".join(["d"] * 300), tarfile.DIRTYPE)),
-    "more than fits": lambda: tar_of(*[entry(f"f{number}", size=40 << 20) for number in range(4)]),
+    "a deeply nested folder": lambda: tar_of(entry("/".join(["d"] * 300), tarfile.DIRTYPE)),
+    "too much data": lambda: tar_of(*[entry(f"f{number}", size=40 << 20) for number in range(4)]),
 }
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_a_file_that_is_no_snapshot_writes_nothing_anywhere(
+async def test_an_invalid_snapshot_writes_nothing_anywhere(
     isolated_sandbox: Sandbox, tmp_path: Path, what: str
 ) -> None:
     await isolated_sandbox.write({"f": "old"})
@@ -165,7 +163,7 @@ async def test_a_file_that_is_no_snapshot_writes_nothing_anywhere(
         pytest.param(None, "it is a folder", id="a_folder"),
     ],
 )
-async def test_a_file_that_is_no_snapshot_is_named_and_the_folder_stays(
+async def test_an_invalid_snapshot_is_named_and_the_folder_stays(
     sandbox: Sandbox, tmp_path: Path, content: bytes | None, why: str
 ) -> None:
     path = tmp_path / "it.tar"
@@ -197,7 +195,7 @@ async def test_a_snapshot_over_its_limit_leaves_no_file(sandbox: Sandbox, tmp_pa
 
 
 def is_written_in(folder: Path) -> bool:
-    """Whether this process has a file of that folder open, with or without a name."""
+    """Return whether this process has a file in that folder open, with or without a name."""
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             if str(descriptor.readlink()).startswith(str(folder)):
@@ -205,9 +203,7 @@ def is_written_in(folder: Path) -> bool:
     return False
 
 
-async def test_a_snapshot_that_is_cancelled_leaves_no_file_and_the_sandbox_goes_on(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
+async def test_a_cancelled_snapshot_leaves_no_file_and_the_sandbox_continues(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.exec("head -c 30000000 /dev/urandom > f")
     call = asyncio.create_task(sandbox.snapshot(tmp_path / "it.tar"))
     while not is_written_in(tmp_path):  # noqa: ASYNC110
@@ -226,8 +222,8 @@ async def test_a_folder_that_is_too_deep_is_refused(sandbox: Sandbox, tmp_path: 
     assert names_in(tmp_path) == []
 
 
-async def test_names_of_a_sandbox_are_never_names_of_this_machine(isolated: SandboxSpec, tmp_path: Path) -> None:
-    """A sandbox whose server lies sends a tar file like any other: it is stored, and never unpacked here."""
+async def test_names_in_a_sandbox_never_become_names_on_this_machine(isolated: SandboxSpec, tmp_path: Path) -> None:
+    """A sandbox whose server lies sends a tar file like any other: it is stored and never unpacked here."""
     async with isolated.open(1) as sandboxes, sandboxes.lease() as sandbox:
         await sandbox.exec("mkdir -p a; ln -s / a/root")
         await sandbox.snapshot(tmp_path / "it.tar")
@@ -236,7 +232,7 @@ async def test_names_of_a_sandbox_are_never_names_of_this_machine(isolated: Sand
         assert archive.getnames() == ["a", "a/root"]
 
 
-async def test_a_branch_shares_open_files_and_shared_memory_with_its_session_and_a_snapshot_nothing(
+async def test_a_branch_shares_open_files_and_memory_with_its_session_a_snapshot_nothing(
     sandboxes: SandboxPool, tmp_path: Path
 ) -> None:
     async with sandboxes.lease() as sandbox:

@@ -1,4 +1,4 @@
-"""Sandboxes of an engine that speaks TLS only, and only to clients with a certificate."""
+"""Sandboxes on an engine that accepts only TLS, and only clients with a certificate."""
 
 import shutil
 import socket
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.docker]
 
 @dataclass
 class Secured:
-    """An engine, and the folders with a client's certificate that it knows and one that it does not."""
+    """An engine, and two folders with client certificates: one that the engine knows and one that it doesn't."""
 
     host: str
     known: Path
@@ -33,7 +33,7 @@ def run(*command: str, where: Path) -> None:
 
 
 def authority(folder: Path) -> Path:
-    """A certificate authority."""
+    """Create a certificate authority."""
     folder.mkdir()
     made = ["-subj", "/CN=agentgym test authority", "-keyout", "ca-key.pem", "-out", "ca.pem"]
     run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *made, where=folder)
@@ -41,7 +41,7 @@ def authority(folder: Path) -> Path:
 
 
 def certificate(folder: Path, name: str, usage: str) -> None:
-    """`<name>-key.pem` and `<name>.pem`, signed by the folder's authority, good for 127.0.0.1."""
+    """Create `<name>-key.pem` and `<name>.pem`, signed by the folder's authority and valid for 127.0.0.1."""
     request = ["-subj", f"/CN={name}", "-keyout", f"{name}-key.pem", "-out", f"{name}.csr"]
     run("openssl", "req", "-newkey", "rsa:2048", "-nodes", *request, where=folder)
     (folder / f"{name}.ext").write_text(f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n")
@@ -50,7 +50,7 @@ def certificate(folder: Path, name: str, usage: str) -> None:
 
 
 def client_folder(folder: Path, signer: Path, authority: Path) -> Path:
-    """As DOCKER_CERT_PATH has it: ca.pem, cert.pem and key.pem."""
+    """Create a folder for DOCKER_CERT_PATH, with ca.pem, cert.pem and key.pem."""
     folder.mkdir()
     for source, name in (
         (signer / "client.pem", "cert.pem"),
@@ -102,7 +102,7 @@ async def test_a_sandbox_works_over_tls(secured: Secured, verify: str, monkeypat
         client.close()
 
 
-async def test_a_client_with_a_strangers_certificate_is_turned_away(
+async def test_a_client_with_an_unknown_certificate_is_refused(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", secured.host)

@@ -1,5 +1,4 @@
-"""Hidden tests over the files of a sandbox: right ones pass, wrong ones fail, and tricks of the tested code do not
-help."""
+"""Hidden tests on a sandbox's files: right code passes, wrong code fails, and tricks of the tested code don't help."""
 
 import asyncio
 import importlib.machinery
@@ -57,7 +56,7 @@ for name in ("hidden_tests", "solution"):
     target = f"__pycache__/{name}.{sys.implementation.cache_tag}.pyc"
     py_compile.compile("other.py", target, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
 """
-"""It leaves byte code that Python takes for that of two files, whatever stands in them."""
+"""Leaves bytecode that Python takes for that of two files, whatever they contain."""
 FULL = """
 import itertools
 for number in itertools.count():
@@ -65,9 +64,9 @@ for number in itertools.count():
 """
 CHEATS = {
     "leaves": "import os\nos._exit(0)",
-    "leaves politely": "raise SystemExit(0)",
-    "leaves by signal": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
-    "leaves in the call": "import os\ndef add(a, b):\n    os._exit(0)",
+    "exits normally": "raise SystemExit(0)",
+    "exits by signal": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+    "exits in the call": "import os\ndef add(a, b):\n    os._exit(0)",
     "becomes another program": "import os\nos.execv('/bin/true', ['true'])",
     "kills its parent": "import os\nos.kill(os.getppid(), 9)\nos._exit(0)",
     "writes to every descriptor": textwrap.dedent("""
@@ -79,8 +78,8 @@ CHEATS = {
                 pass
         os._exit(0)
     """),
-    "leaves by code without a file": "exec('def add(a, b): raise SystemExit(0)')",
-    "leaves by code of another name": textwrap.dedent("""
+    "exits in code without a file": "exec('def add(a, b): raise SystemExit(0)')",
+    "exits in code with another name": textwrap.dedent("""
         for name in ("hidden_tests.py", "<frozen runpy>", "/usr/lib/os-release"):
             exec(compile("def add(a, b): raise SystemExit(0)", name, "exec"))
     """),
@@ -88,7 +87,7 @@ CHEATS = {
     "skips the import": "import unittest\nraise unittest.SkipTest('hard')",
     "interrupts": "def add(a, b):\n    raise KeyboardInterrupt",
     "does nothing": "",
-    "is no Python": "def add(",
+    "is not Python": "def add(",
 }
 
 PYTEST = """
@@ -112,20 +111,20 @@ def pytest_runtest_makereport(item, call):
 PYTEST_CHEATS: dict[str, dict[str, str | bytes]] = {
     "skips": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.skip('hard')"},
     "expects to fail": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.xfail('hard')"},
-    "leaves the run": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.exit('well', 0)"},
+    "exits the run": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.exit('well', 0)"},
     "interrupts the run": {"solution.py": "def add(a, b):\n    raise KeyboardInterrupt"},
-    "has tests of its own": {"test_mine.py": "def test_one(): pass\ndef test_two(): pass\n"},
+    "has its own tests": {"test_mine.py": "def test_one(): pass\ndef test_two(): pass\n"},
     "is a plugin": {
         "cheat.py": PLUGIN,
         "cheat-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: cheat\nVersion: 1.0\n",
         "cheat-1.0.dist-info/entry_points.txt": "[pytest11]\ncheat = cheat\n",
     },
     "configures it": {"cheat.py": PLUGIN, "pytest.ini": "[pytest]\naddopts = -p cheat\n", "conftest.py": PLUGIN},
-    "stands in for a module": {
+    "shadows a module": {
         "decimal.py": "import subprocess\nclass Ended:\n    stdout = '5\\n'\nsubprocess.run = lambda *a, **k: Ended\n"
     },
 }
-"""By what they do: the files that a cheat leaves."""
+"""Files that a cheat leaves, by the effect of the cheat."""
 
 
 async def verified(sandbox: Sandbox, solution: str, **given: Any) -> Verdict:
@@ -149,13 +148,13 @@ async def test_values_are_compared_on_the_host(sandbox: Sandbox) -> None:
     assert verdict.passed == 0
 
 
-async def test_a_truth_is_no_one_and_a_tuple_is_a_list(sandbox: Sandbox) -> None:
+async def test_true_is_not_1_and_a_tuple_equals_a_list(sandbox: Sandbox) -> None:
     values: Mapping[str, object] = {"True": 1, "1.0": 1, "(1, 2)": [1, 2], "float('nan')": float("nan"), "{1}": [1]}
     verdict = await sandbox.verify(code="", expect=values)
     assert [name for name, why in verdict.cases.items() if why] == ["True", "{1}"]
 
 
-async def test_a_program_is_run_once_for_each_text_on_stdin(sandbox: Sandbox) -> None:
+async def test_a_program_runs_once_for_each_stdin_text(sandbox: Sandbox) -> None:
     solution = "print(sum(map(int, input().split())))"
     texts = {"2 3\n": "5", "-2 -3\n": "-5\n", "0 0\n": lambda text: text.strip() == "0"}
     assert (await verified(sandbox, solution, command="python3 solution.py", expect=texts)).ok
@@ -164,7 +163,7 @@ async def test_a_program_is_run_once_for_each_text_on_stdin(sandbox: Sandbox) ->
 
 
 @pytest.mark.parametrize("command", ["python3 -m unittest hidden_tests", "python3 -B hidden_tests.py"])
-async def test_commands_of_python_are_known(sandbox: Sandbox, command: str) -> None:
+async def test_python_commands_are_recognized(sandbox: Sandbox, command: str) -> None:
     files = {"hidden_tests.py": UNITTEST}
     assert (await verified(sandbox, RIGHT, command=command, files=files)).ok
     verdict = await verified(sandbox, WRONG, command=command, files=files)
@@ -173,7 +172,7 @@ async def test_commands_of_python_are_known(sandbox: Sandbox, command: str) -> N
         assert (verdict.passed, verdict.total) == (1, 2)
 
 
-async def test_of_any_other_command_the_exit_code_counts(sandbox: Sandbox) -> None:
+async def test_any_other_command_is_judged_by_its_exit_code(sandbox: Sandbox) -> None:
     files = {"tests/check.sh": "test -f ../solution.py && echo seen"}
     verdict = await verified(sandbox, RIGHT, command="cd tests && sh check.sh", files=files)
     assert verdict.ok
@@ -207,7 +206,7 @@ RETURNS = {
 
 
 @pytest.mark.parametrize("kind", RETURNS)
-async def test_a_test_that_returns_something_has_not_passed(kind: str) -> None:
+async def test_a_test_that_returns_a_value_has_not_passed(kind: str) -> None:
     verdict = await FakeSandbox().verify(code=RETURNS[kind])
     assert "it returned a " in str(verdict.cases["test_it"])
     of_a_class = f"import unittest\nclass T(unittest.TestCase):\n{textwrap.indent(RETURNS[kind], '    ')}"
@@ -216,20 +215,20 @@ async def test_a_test_that_returns_something_has_not_passed(kind: str) -> None:
     assert "it returned a " in str(verdict.cases["test_u.T.test_it"])
 
 
-async def test_a_test_of_pytest_that_returns_something_has_not_passed() -> None:
+async def test_a_pytest_test_that_returns_a_value_has_not_passed() -> None:
     given = {"test_it.py": RETURNS["a comparison"]}
     assert not (await FakeSandbox().verify(command="python3 -m pytest -q", files=given, timeout_s=60)).ok
 
 
-async def test_an_async_function_of_expect_is_never_right() -> None:
+async def test_an_async_function_in_expect_never_passes() -> None:
     verdict = await FakeSandbox().verify(
         code="", expect={"1": lambda value: asyncio.get_running_loop().create_future()}
     )
     assert "it is async" in str(verdict.cases["1"])
 
 
-async def test_what_stands_in_the_way_of_hidden_files_does_not_help(sandbox: Sandbox) -> None:
-    """Packages, libraries, links and compiled files of the same name, and modules that would stand in for others."""
+async def test_files_that_shadow_hidden_files_do_not_help(sandbox: Sandbox) -> None:
+    """Packages, libraries, links and compiled files of the same name, and modules that would shadow others."""
     await sandbox.exec(
         "mkdir -p hidden_tests __pycache__ unittest; echo 'import os; os._exit(0)' > hidden_tests/__init__.py;"
         "echo '' > unittest/__init__.py; echo 'class TestCase: pass' > unittest/main.py; touch hidden_tests.abi3.so;"
@@ -241,7 +240,7 @@ async def test_what_stands_in_the_way_of_hidden_files_does_not_help(sandbox: San
     assert not (await verified(sandbox, WRONG, **given)).ok
 
 
-async def test_forged_byte_code_is_not_run(sandbox: Sandbox) -> None:
+async def test_forged_bytecode_is_not_run(sandbox: Sandbox) -> None:
     await sandbox.python(FORGED)
     given: dict[str, Any] = {"command": "python3 -m unittest hidden_tests", "files": {"hidden_tests.py": UNITTEST}}
     verdict = await verified(sandbox, WRONG, **given)
@@ -252,11 +251,11 @@ async def test_tests_that_the_episode_left_do_not_count(sandbox: Sandbox) -> Non
     await sandbox.write({"test_mine.py": UNITTEST.replace("from solution import add", "def add(a, b): return a + b")})
     verdict = await verified(sandbox, WRONG, command="python3 -m unittest", files={"test_hidden.py": UNITTEST})
     assert list(verdict.cases) == ["test_hidden.Adding.test_small", "test_hidden.Adding.test_zero"]
-    assert (await sandbox.verify(command="python3 -m unittest")).ok  # Without hidden ones they are what is asked for.
+    assert (await sandbox.verify(command="python3 -m unittest")).ok  # Without hidden tests, these are run.
 
 
-@pytest.mark.parametrize("cheat", others_slow(PYTEST_CHEATS, "skips", "is a plugin", "leaves the run"))
-async def test_pytest_counts_what_ended_and_nothing_of_the_episodes_own(cheat: str) -> None:
+@pytest.mark.parametrize("cheat", others_slow(PYTEST_CHEATS, "skips", "is a plugin", "exits the run"))
+async def test_pytest_counts_finished_hidden_tests_and_none_of_the_episodes_own(cheat: str) -> None:
     sandbox = FakeSandbox(files={"solution.py": WRONG} | PYTEST_CHEATS[cheat])
     verdict = await sandbox.verify(command="python3 -m pytest -q", files={"test_hidden.py": PYTEST}, timeout_s=60)
     assert list(verdict.cases) == ["test_hidden.py::test_small", "test_hidden.py::test_printed"]
@@ -268,35 +267,35 @@ async def test_pytest_runs_right_code() -> None:
     assert (await sandbox.verify(command="python3 -m pytest -q", files={"test_hidden.py": PYTEST}, timeout_s=60)).ok
 
 
-async def test_a_failure_that_a_mark_expects_is_none() -> None:
+async def test_an_expected_failure_passes() -> None:
     marked = "import pytest\n@pytest.mark.xfail\ndef test_known(): assert False\n"
     sandbox = FakeSandbox()
     assert (await sandbox.verify(command="python3 -m pytest -q", files={"test_hidden.py": marked}, timeout_s=60)).ok
 
 
-async def test_a_function_that_cannot_take_a_value_says_that_it_is_wrong(sandbox: Sandbox) -> None:
-    """What the tested code chose must not take the reward away with it."""
+async def test_a_value_that_an_expect_function_cannot_handle_fails_its_case(sandbox: Sandbox) -> None:
+    """A return value that the tested code chose must not cause an error, which would leave no reward."""
     solution = "def add(a, b):\n    return 'x'"
     code = "from solution import add"
     verdict = await verified(sandbox, solution, code=code, expect={"add(2, 3)": lambda value: abs(value - 5) < 1e-6})
     assert "TypeError" in str(verdict.cases["add(2, 3)"])
 
 
-async def test_a_case_that_prints_too_much_fails_alone(sandbox: Sandbox) -> None:
-    """It neither ends the cases behind it nor shows what they are."""
+async def test_only_the_case_that_prints_too_much_fails(sandbox: Sandbox) -> None:
+    """It neither ends the later cases nor reveals them."""
     solution = "import os\nos.write(1, bytes(1 << 20) if input() == 'a' else b'1')"
     verdict = await verified(sandbox, solution, command="python3 solution.py", expect={"a": "1", "b": "1"})
     assert verdict.cases == {"a": "its report and output are too long", "b": None}
 
 
-async def test_a_folder_that_cannot_be_copied_shows_nothing_of_the_tests(isolated_sandbox: Sandbox) -> None:
+async def test_a_folder_that_cannot_be_copied_reveals_nothing_of_the_tests(isolated_sandbox: Sandbox) -> None:
     await isolated_sandbox.python(FULL)
     verdict = await isolated_sandbox.verify(code="SECRET = 'hush'\n" + TESTS)
     assert (verdict.passed, verdict.total) == (0, 3)
     assert "hush" not in str(verdict)
 
 
-async def test_processes_of_the_session_stand_still_meanwhile(sandbox: Sandbox) -> None:
+async def test_processes_of_the_session_are_stopped_during_verify(sandbox: Sandbox) -> None:
     await sandbox.python(
         "import subprocess, sys\n"
         "code = '''while True:\\n open('solution.py', 'w').write('def add(a, b): return a + b')\\n'''\n"
@@ -309,7 +308,7 @@ async def test_processes_of_the_session_stand_still_meanwhile(sandbox: Sandbox) 
         await sandbox.python("child.kill(); child.wait()")
 
 
-async def test_what_one_case_leaves_behind_is_gone_before_the_next(sandbox: Sandbox) -> None:
+async def test_processes_that_a_case_leaves_are_gone_before_the_next_case(sandbox: Sandbox) -> None:
     solution = textwrap.dedent("""
         import os, time
         def leave():
@@ -333,7 +332,7 @@ async def test_what_one_case_leaves_behind_is_gone_before_the_next(sandbox: Sand
     assert verdict.ok
 
 
-async def test_nothing_of_it_is_left_in_the_sandbox(sandbox: Sandbox) -> None:
+async def test_hidden_tests_leave_nothing_in_the_sandbox(sandbox: Sandbox) -> None:
     await sandbox.write({"solution.py": RIGHT, "hidden_tests.py": "mine"})
     before = await sandbox.list()
     await sandbox.verify(command="python3 hidden_tests.py", files={"hidden_tests.py": SCRIPT, "new/data.txt": "1"})
@@ -341,13 +340,13 @@ async def test_nothing_of_it_is_left_in_the_sandbox(sandbox: Sandbox) -> None:
     assert await sandbox.read("hidden_tests.py") == b"mine"
 
 
-async def test_a_case_that_hangs_fails_by_its_time(sandbox: Sandbox) -> None:
+async def test_a_hanging_case_fails_by_its_time_limit(sandbox: Sandbox) -> None:
     verdict = await sandbox.verify(command="read x; sleep $x", expect={"60\n": "", "0\n": ""}, timeout_s=1)
     assert str(verdict.cases["60\n"]).startswith("it took longer than 0.")
     assert verdict.total == 2
 
 
-async def test_a_slow_case_may_take_half_of_what_is_left_of_the_time_of_all(sandbox: Sandbox) -> None:
+async def test_a_slow_case_may_take_half_of_the_remaining_time(sandbox: Sandbox) -> None:
     """An even share would be a tenth of a second."""
     expect = {f"{seconds}\n": "" for seconds in (1, *(f"0.{zeros}" for zeros in ("0" * n for n in range(1, 100))))}
     verdict = await sandbox.verify(command="read x; test $x = 1 && sleep 1; true", expect=expect, timeout_s=10)
@@ -355,13 +354,13 @@ async def test_a_slow_case_may_take_half_of_what_is_left_of_the_time_of_all(sand
 
 
 def limit_of(left: float, behind: int) -> float:
-    """What the harness grants, which is a program of its own."""
+    """Return the limit that the harness, a separate program, grants."""
     harness: dict[str, Any] = {}
     exec(program("harness"), harness)
     return float(harness["limit_of"](left, behind))
 
 
-async def test_a_case_that_hangs_leaves_time_to_all_behind_it() -> None:
+async def test_a_hanging_case_leaves_time_for_all_later_cases() -> None:
     assert limit_of(10.0, 0) == 10.0
     left = 10.0
     for behind in (5, 4, 3):
@@ -370,7 +369,7 @@ async def test_a_case_that_hangs_leaves_time_to_all_behind_it() -> None:
     assert left > 0
 
 
-async def test_what_a_compared_command_writes_to_stderr_is_in_the_output(sandbox: Sandbox) -> None:
+async def test_stderr_of_a_compared_command_is_in_the_output(sandbox: Sandbox) -> None:
     verdict = await verified(sandbox, "1 / 0", command="python3 solution.py", expect={"": "5"})
     assert "ZeroDivisionError" in verdict.output
     verdict = await verified(
@@ -381,7 +380,7 @@ async def test_what_a_compared_command_writes_to_stderr_is_in_the_output(sandbox
     assert "ZeroDivisionError" in (await verified(sandbox, "1 / 0", command="cd . && python3 solution.py")).output
 
 
-async def test_a_command_may_be_words(sandbox: Sandbox) -> None:
+async def test_a_command_may_be_a_list_of_words(sandbox: Sandbox) -> None:
     files = {"hidden tests.py": SCRIPT}
     verdict = await verified(sandbox, RIGHT, command=["python3", "-B", "hidden tests.py"], files=files)
     assert verdict.cases == {"'hidden tests.py'": None}
@@ -390,8 +389,8 @@ async def test_a_command_may_be_words(sandbox: Sandbox) -> None:
     assert (await sandbox.verify(command=["printf", "%s\n", "a b", "$HOME"], expect={"": "a b\n$HOME"})).ok
 
 
-async def test_a_hidden_file_does_not_take_another_ones_place(sandbox: Sandbox) -> None:
-    """What could stand in for a module goes, the data beside it stays."""
+async def test_a_hidden_file_does_not_replace_data_files_of_a_similar_name(sandbox: Sandbox) -> None:
+    """Files that could shadow a hidden module are removed; data files next to it stay."""
     await sandbox.write({"cases.txt": "mine", "cases/__init__.py": ""})
     files = {
         "cases.json": "[1]",
@@ -409,7 +408,7 @@ shutil.rmtree(here, ignore_errors=True)
 """
 
 
-async def test_where_the_working_folder_was_removed_the_tests_fail(sandbox: Sandbox) -> None:
+async def test_tests_fail_if_the_working_folder_was_removed(sandbox: Sandbox) -> None:
     async with await sandbox.fork() as branch:
         await branch.python(REMOVES)
         verdict = await branch.verify(code=TESTS)
@@ -418,7 +417,7 @@ async def test_where_the_working_folder_was_removed_the_tests_fail(sandbox: Sand
     assert (await verified(sandbox, RIGHT, code=TESTS)).ok
 
 
-async def test_output_without_end_does_not_reach_the_host(sandbox: Sandbox) -> None:
+async def test_endless_output_does_not_reach_the_host(sandbox: Sandbox) -> None:
     verdict = await sandbox.verify(code="def test_talks():\n    for _ in range(10**5): print('x' * 100)\n")
     head, _, note = verdict.output.partition("\n[... ")
     assert len(head) == 32 << 10
@@ -431,7 +430,7 @@ async def test_large_hidden_files_arrive_whole(sandbox: Sandbox) -> None:
     assert (await sandbox.verify(code=code, files={"deep/er/data": data})).ok
 
 
-async def test_the_session_goes_on(sandbox: Sandbox) -> None:
+async def test_the_session_continues_after_verify(sandbox: Sandbox) -> None:
     await sandbox.python("x = 41")
     await sandbox.verify(code="def test_nothing(): pass")
     assert (await sandbox.python("x + 1")).stdout == "42\n"
@@ -483,9 +482,7 @@ async def test_the_session_goes_on(sandbox: Sandbox) -> None:
         ({"command": "true", "timeout_s": float("inf")}, "timeout_s"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_by_name_before_a_sandbox_is_used(
-    given: dict[str, Any], says: str
-) -> None:
+async def test_invalid_arguments_are_refused_by_name_before_a_sandbox_is_used(given: dict[str, Any], says: str) -> None:
     async def run(*_: object) -> ExecResult:
         raise AssertionError("the sandbox was used")
 
@@ -495,14 +492,14 @@ async def test_what_makes_no_sense_is_refused_by_name_before_a_sandbox_is_used(
         await verify(run, HiddenTests(**{**absent, **given}), timeout_s, copied=False)
 
 
-async def test_a_fake_sandbox_verifies_for_real() -> None:
+async def test_a_fake_sandbox_really_runs_the_tests() -> None:
     sandbox = FakeSandbox(files={"solution.py": RIGHT})
     assert (await sandbox.verify(code=TESTS)).ok
     await sandbox.write({"solution.py": WRONG})
     assert (await sandbox.verify(code=TESTS)).passed == 1
 
 
-async def test_a_sandbox_without_pytest_is_an_author_s_mistake_whatever_the_code_claims() -> None:
+async def test_a_sandbox_without_pytest_is_the_authors_mistake_whatever_code_claims() -> None:
     forged = {"pytest.py": "main = lambda *words, **more: 0\n", "_pytest/__init__.py": "", "_pytest/config.py": ""}
     python = "/usr/bin/python3"
     if importlib.machinery.PathFinder.find_spec("pytest", ["/usr/lib/python3/dist-packages"]):
@@ -514,7 +511,7 @@ async def test_a_sandbox_without_pytest_is_an_author_s_mistake_whatever_the_code
                 await sandbox.verify(command="python3 -m pytest", files={"test_hidden.py": "def test_it(): pass\n"})
 
 
-async def test_no_case_can_claim_that_the_sandbox_lacks_something() -> None:
+async def test_no_case_can_claim_that_the_sandbox_lacks_a_package() -> None:
     judging = Judging("command", ["python3 -m pytest"], None)
     judging.report("python3 -m pytest", {"lacks": "pytest", "failed": "why"})
     result = ExecResult(status="ok", exit_code=0, stdout="", stderr="")

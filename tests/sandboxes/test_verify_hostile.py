@@ -1,4 +1,4 @@
-"""Cheats against hidden tests: files that the session prepared, forged reports, lies of returned values, and load."""
+"""Cheats against hidden tests: prepared files, forged reports, objects that lie about their value, and load."""
 
 import textwrap
 import tracemalloc
@@ -21,7 +21,7 @@ class Ended:
     stdout = "5"
 subprocess.run = lambda *args, **more: Ended
 """
-"""It has every program print what the hidden test asks for: no process that it runs in needs the tested code."""
+"""Makes every program print the output that the hidden test expects, without using the tested code."""
 STARTS = "import os\nos._exit(0)\n"
 WRONG = "print(2 - 3)"
 RIGHT = "print(2 + 3)"
@@ -37,7 +37,7 @@ class Hidden(unittest.TestCase):
         self.assertEqual(int(ran.stdout), helpers.right)
 """,
 }
-"""Tests that never import the tested code: whatever else makes them pass was prepared."""
+"""Tests that never import the tested code: if wrong code passes, prepared files made it pass."""
 PLUGIN = FORGE + "\ndef pytest_collection_modifyitems(items):\n    del items[:]\n"
 CONFIG = "addopts = -p cheat\npython_files = cheat.py\n"
 PREPARED = {
@@ -69,7 +69,7 @@ PREPARED = {
         "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p cheat"\n',
     },
 }
-"""By what they are: files that a session leaves beside hidden tests."""
+"""Files that a session leaves next to hidden tests, by kind."""
 FORGE_BYTE_CODE = """
 import os, py_compile, sys
 open("forged.py", "w").write(FORGE)
@@ -92,25 +92,25 @@ os.symlink("mine", "tests")
 os.symlink("elsewhere", "mine/__pycache__")
 os.symlink("../solution.py", "mine/test_hidden.py")
 """
-LEFT = {"forged byte code": FORGE_BYTE_CODE, "links": LINKS}
-"""By what they are: cells that leave what no host could write."""
+LEFT = {"forged bytecode": FORGE_BYTE_CODE, "links": LINKS}
+"""Cells that leave files that no host could write, by kind."""
 COMMANDS = ["python3 -m unittest tests.test_hidden", "python3 -m unittest discover -s tests"]
 
 
 @pytest.mark.parametrize("prepared", others_slow(PREPARED, "start-up files"))
-async def test_no_file_that_was_prepared_changes_what_unittest_finds(sandbox: Sandbox, prepared: str) -> None:
+async def test_no_prepared_file_changes_what_unittest_finds(sandbox: Sandbox, prepared: str) -> None:
     await sandbox.write(PREPARED[prepared])
     await expect_honest_verdicts(sandbox, COMMANDS)
 
 
 @pytest.mark.parametrize("left", LEFT)
-async def test_no_byte_code_or_link_changes_what_unittest_finds(sandbox: Sandbox, left: str) -> None:
+async def test_no_bytecode_or_link_changes_what_unittest_finds(sandbox: Sandbox, left: str) -> None:
     assert (await sandbox.python(f"FORGE = {FORGE!r}\n{LEFT[left]}")).ok
     await expect_honest_verdicts(sandbox, COMMANDS)
 
 
 async def expect_honest_verdicts(sandbox: Sandbox, commands: list[str], more: Mapping[str, str] | None = None) -> None:
-    """The one test is found, passes for right code, and fails for wrong code."""
+    """Assert that the one test is found, passes for right code, and fails for wrong code."""
     for solution in (RIGHT, WRONG):
         await sandbox.write({"solution.py": solution})
         for command in commands:
@@ -120,13 +120,13 @@ async def expect_honest_verdicts(sandbox: Sandbox, commands: list[str], more: Ma
 
 
 @pytest.mark.parametrize("prepared", others_slow(PREPARED, "start-up files"))
-async def test_no_file_that_was_prepared_changes_what_pytest_finds(prepared: str) -> None:
+async def test_no_prepared_file_changes_what_pytest_finds(prepared: str) -> None:
     await expect_honest_verdicts(FakeSandbox(files=PREPARED[prepared]), ["python3 -m pytest"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prepared", ["packages", "plugins", "configuration"])
-async def test_hidden_configuration_and_fixtures_are_the_only_ones(prepared: str) -> None:
+async def test_only_hidden_configuration_and_fixtures_are_used(prepared: str) -> None:
     own = {
         "tests/conftest.py": "import pytest\n@pytest.fixture\ndef given(): return 5\n",
         "setup.cfg": "[tool:pytest]\npython_functions = check_*\n",
@@ -144,8 +144,8 @@ async def test_hidden_configuration_and_fixtures_are_the_only_ones(prepared: str
         assert verdict.ok == (solution == RIGHT), verdict
 
 
-async def test_a_hidden_script_and_a_tested_one_import_what_lies_beside_them(sandbox: Sandbox) -> None:
-    """The hidden files stand before the working folder, and both behind the standard library."""
+async def test_hidden_and_tested_scripts_import_modules_from_their_own_folder(sandbox: Sandbox) -> None:
+    """The folder of the hidden files comes before the working folder, and both come after the standard library."""
     await sandbox.write({"app/main.py": "import part\n", "app/part.py": "", "helpers.py": FORGE, "decimal.py": FORGE})
     script = "import decimal, helpers\nassert helpers.right == 5\nassert decimal.Decimal(1) == 1\n"
     files = {"tests/helpers.py": "right = 5\n", "tests/run.py": script}
@@ -166,16 +166,16 @@ def add(a, b):
         frame = frame.f_back
 """
 LIES = {
-    "finds its orders and writes its own report": REPORTS,
+    "finds its task and writes its own report": REPORTS,
     "equals everything": "class Any(int):\n    __eq__ = lambda *_: True\ndef add(a, b): return Any(0)",
-    "is a text that equals everything": "class Any(str):\n    __eq__ = lambda *_: True\ndef add(a, b): return Any('0')",
+    "is a str that equals everything": "class Any(str):\n    __eq__ = lambda *_: True\ndef add(a, b): return Any('0')",
     "is not a number": "def add(a, b): return float('nan')",
     "is true": "def add(a, b): return True",
     "writes values itself": "import json\njson.dumps = lambda *_, **__: '[5, -5]'\ndef add(a, b): return 5j",
     "nests": "def add(a, b):\n    value = []\n    for _ in range(900): value = [value]\n    return value",
     "is endless": "def add(a, b): return 'x' * (1 << 21)",
-    "leaves at its exit": "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): return None",
-    "leaves in a thread": textwrap.dedent("""
+    "exits in an exit handler": "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): return None",
+    "exits in a thread": textwrap.dedent("""
         import os, threading
         def add(a, b):
             threading.Thread(target=os._exit, args=(0,)).start()
@@ -193,11 +193,11 @@ LIES = {
         def add(a, b): return None
     """),
 }
-"""By what it does: code under test that does not know the right value."""
+"""Code under test that doesn't know the right value, by the trick it uses."""
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_with_expect_no_code_passes_that_does_not_know_the_value(sandbox: Sandbox, lie: str) -> None:
+async def test_no_code_passes_an_expect_case_if_it_does_not_know_the_value(sandbox: Sandbox, lie: str) -> None:
     await sandbox.write({"solution.py": LIES[lie]})
     verdict = await sandbox.verify(
         code="from solution import add", expect={"add(2, 3)": 5, "add(-2, -3)": -5}, timeout_s=5
@@ -225,7 +225,7 @@ def found(*letters):
 """
 
 
-async def test_a_case_is_told_nothing_of_the_other_cases(isolated_sandbox: Sandbox) -> None:
+async def test_a_case_learns_nothing_about_the_other_cases(isolated_sandbox: Sandbox) -> None:
     await isolated_sandbox.write({"solution.py": SEARCH})
     expect = {"found(*b'found(')": True, "found(104, 117, 115, 104)": False, "'hush'": "hush"}
     verdict = await isolated_sandbox.verify(code="from solution import found", expect=expect, timeout_s=30)
@@ -252,7 +252,7 @@ reached = []
 """
 
 
-async def test_code_under_test_reaches_no_process_that_judges_it(isolated_sandbox: Sandbox) -> None:
+async def test_code_under_test_cannot_reach_the_process_that_judges_it(isolated_sandbox: Sandbox) -> None:
     await isolated_sandbox.write({"solution.py": REACH})
     verdict = await isolated_sandbox.verify(code="from solution import add", expect={"add(2, 3)": [], "1": 1})
     assert verdict.ok, verdict
@@ -274,7 +274,7 @@ for fd in range(3, 64):
     except OSError:
         pass
 """
-"""It is started with the descriptors of its parent, which judges."""
+"""A program started with the descriptors of its parent, the judge."""
 STARTS_A_PROGRAM = """
 import subprocess, sys
 def test_found():
@@ -283,7 +283,7 @@ def test_found():
 """
 
 
-async def test_a_program_that_a_test_starts_reaches_neither_the_report_nor_its_judge(isolated_sandbox: Sandbox) -> None:
+async def test_a_program_that_a_test_starts_reaches_neither_report_nor_judge(isolated_sandbox: Sandbox) -> None:
     await isolated_sandbox.write({"spies.py": SPIES})
     verdict = await isolated_sandbox.verify(code=STARTS_A_PROGRAM)
     assert verdict.ok, verdict
@@ -319,7 +319,7 @@ for folder in (home, home + "/..", home + "/../hidden", "/branches", "/branches/
             pass
 print(41)
 """
-"""It leaves modules wherever its judge may look, and in the place of hidden ones."""
+"""Leaves modules wherever its judge may look, and in place of hidden ones."""
 IMPORTS_LATE = """
 import subprocess, sys
 out = subprocess.run([sys.executable, "solution.py"], stdout=-1).stdout
@@ -336,11 +336,11 @@ LATE: dict[str, dict[str, Any]] = {
         "files": {**WITH_HELPER, "test_late.py": CASE_LATE + textwrap.indent(IMPORTS_LATE, " " * 8)},
     },
 }
-"""Tests that import after the tested program has run: their own module, and one that looks for what no Linux has."""
+"""Tests that import after the tested program ran: their own module, and one that looks for a module no Linux has."""
 
 
 @pytest.mark.parametrize("given", LATE)
-async def test_no_program_that_a_test_starts_writes_what_its_judge_imports(
+async def test_no_program_that_a_test_starts_can_write_modules_that_its_judge_imports(
     isolated_sandbox: Sandbox, given: str
 ) -> None:
     if isinstance(isolated_sandbox, RemoteSandbox) and isolated_sandbox.reset_in_place:
@@ -359,7 +359,7 @@ JUDGE_ENDERS = {
     "interrupts it": "import os\ndef add(a, b): os.kill(os.getppid(), 2)\n",
     "limits it": "import resource, os\ndef add(a, b): resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (0, 0))",
 }
-"""By what it does to the process that runs the cases."""
+"""Code that ends or stops the process that runs the cases, by its method."""
 
 
 @pytest.mark.parametrize("ender", JUDGE_ENDERS)
@@ -384,7 +384,7 @@ os.makedirs("__pycache__", exist_ok=True)
 """
 
 
-async def test_hidden_files_are_laid_anew_for_each_case(sandbox: Sandbox) -> None:
+async def test_hidden_files_are_written_again_for_each_case(sandbox: Sandbox) -> None:
     await sandbox.write({"solution.py": SPOIL})
     files = {"check.sh": "cat answer.txt; python3 solution.py\n", "answer.txt": "right\n"}
     verdict = await sandbox.verify(command="sh check.sh", files=files, expect={"one": "right", "two": "right"})
@@ -399,7 +399,9 @@ def spoil(folder):
 """
 
 
-async def test_what_code_under_test_writes_by_an_absolute_path_is_not_in_the_session(isolated_sandbox: Sandbox) -> None:
+async def test_files_that_code_under_test_writes_by_absolute_path_are_not_in_the_session(
+    isolated_sandbox: Sandbox,
+) -> None:
     if isinstance(isolated_sandbox, RemoteSandbox) and isolated_sandbox.reset_in_place:
         pytest.skip("sandboxes are reset in place: code under test reaches the session's folder")
     await isolated_sandbox.write({"solution.py": WRITES})
@@ -418,7 +420,7 @@ def close():
 """
 
 
-async def test_a_case_that_closes_the_folders_fails_no_other(isolated_sandbox: Sandbox) -> None:
+async def test_a_case_that_locks_the_folders_fails_no_other_case(isolated_sandbox: Sandbox) -> None:
     await isolated_sandbox.write({"solution.py": CLOSES})
     expect = {"close()": None, "1": 1}
     code = "from solution import close"
@@ -438,14 +440,14 @@ def burst():
 
 
 @pytest.mark.slow
-async def test_a_case_that_forks_without_end_fails_alone(isolated_sandbox: Sandbox) -> None:
+async def test_only_the_case_that_forks_endlessly_fails(isolated_sandbox: Sandbox) -> None:
     await isolated_sandbox.write({"solution.py": BOMB})
     code = "from solution import burst\ndef test_bursts(): burst()\ndef test_after(): pass\n"
     verdict = await isolated_sandbox.verify(code=code, timeout_s=10)
     assert [why is None for why in verdict.cases.values()] == [False, True], verdict
 
 
-async def test_cases_run_in_the_one_copy_at_the_path_of_the_working_folder(isolated_sandbox: Sandbox) -> None:
+async def test_cases_share_one_copy_at_the_working_folders_path(isolated_sandbox: Sandbox) -> None:
     assert isinstance(isolated_sandbox, RemoteSandbox)
     here = (await isolated_sandbox.python("import os; print(os.getcwd())")).stdout.strip()
     await isolated_sandbox.write({"mark": ""})
@@ -455,7 +457,7 @@ async def test_cases_run_in_the_one_copy_at_the_path_of_the_working_folder(isola
     assert "mark" in await isolated_sandbox.list()
 
 
-async def test_output_of_all_cases_is_bounded_and_what_is_cut_is_said(sandbox: Sandbox) -> None:
+async def test_output_of_all_cases_is_bounded_and_the_cut_is_reported(sandbox: Sandbox) -> None:
     await sandbox.write({"solution.py": "print('x' * 700_000)"})
     texts = {str(number): lambda text: len(text) == 700_001 for number in range(4)}
     verdict = await sandbox.verify(command="python3 solution.py", expect=texts, timeout_s=30)
@@ -464,7 +466,7 @@ async def test_output_of_all_cases_is_bounded_and_what_is_cut_is_said(sandbox: S
     assert len(verdict.output) < MAX_OUTPUT + 100
 
 
-async def test_the_host_holds_no_output_of_a_case_that_is_judged() -> None:
+async def test_the_host_keeps_no_output_of_a_judged_case() -> None:
     expect: dict[str, object] = {str(number): "right" for number in range(900)}
     judging = Judging("shell", list(expect), expect)
     tracemalloc.start()
@@ -495,7 +497,7 @@ setattr(Half, "test_" + solution.half, lambda self: print(ascii(solution.half)))
 """
 
 
-async def test_reasons_names_and_output_are_texts_that_a_file_takes(sandbox: Sandbox) -> None:
+async def test_reasons_names_and_output_can_be_written_to_a_file(sandbox: Sandbox) -> None:
     await sandbox.write({"solution.py": HALF})
     raised = await sandbox.verify(code="from solution import add\ndef test_add(): add(2, 3)\n")
     compared = await sandbox.verify(code="from solution import value", expect={"value()": 5})
@@ -510,7 +512,7 @@ async def test_reasons_names_and_output_are_texts_that_a_file_takes(sandbox: San
     }
 
 
-async def test_a_command_that_prints_much_is_judged_by_its_exit_code(sandbox: Sandbox) -> None:
+async def test_a_command_with_much_output_is_judged_by_its_exit_code(sandbox: Sandbox) -> None:
     verdict = await sandbox.verify(command="head -c 2000000 /dev/zero; true")
     assert verdict.ok
     assert verdict.output.endswith("bytes cut ...]\n")
@@ -544,7 +546,7 @@ SKIPS_MODULE = "import pytest\npytest.skip('hard', allow_module_level=True)\n"
     ],
     ids=["skips a module", "fails a subtest"],
 )
-async def test_no_test_of_pytest_is_skipped_or_fails_unnoticed(left: dict[str, str], tests: dict[str, str]) -> None:
+async def test_no_pytest_test_is_skipped_or_fails_unnoticed(left: dict[str, str], tests: dict[str, str]) -> None:
     verdict = await FakeSandbox(files=left).verify(command="python3 -m pytest -q", files=tests, timeout_s=120)
     assert not verdict.ok
     assert all(case.startswith("test_") for case in verdict.cases)
@@ -569,7 +571,7 @@ async def test_a_hidden_script_that_runs_pytest_passes_right_code() -> None:
     assert (await sandbox.verify(command="python3 run.py", files=RUN_BY_ITSELF, timeout_s=120)).ok
 
 
-async def test_a_run_of_unittest_that_is_interrupted_fails_what_did_not_run() -> None:
+async def test_an_interrupted_unittest_run_fails_the_tests_that_did_not_run() -> None:
     tests = "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n"
     tests += "    def test_a(self): f()\n    def test_b(self): self.assertEqual(f(), 42)\n"
     sandbox = FakeSandbox(files={"solution.py": "import os, signal\ndef f(): os.kill(os.getpid(), signal.SIGINT)\n"})
@@ -580,7 +582,7 @@ async def test_a_run_of_unittest_that_is_interrupted_fails_what_did_not_run() ->
 @pytest.mark.parametrize(
     "command", ["python3 -m unittest --locals=1", "python3 -munittest", "python3 -B -c 'import test_u; (1)'"]
 )
-async def test_options_of_a_plain_command_hand_its_verdict_to_no_shell(command: str) -> None:
+async def test_options_of_a_plain_command_never_reach_a_shell(command: str) -> None:
     sandbox = FakeSandbox(files={"solution.py": STARTS})
     verdict = await sandbox.verify(command=command, files={"test_u.py": "import solution"}, timeout_s=60)
     assert verdict.passed == 0

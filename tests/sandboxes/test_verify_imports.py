@@ -1,4 +1,4 @@
-"""Where hidden tests and their libraries find modules: none of a library's own among the files that an episode left."""
+"""Where hidden tests and their libraries find modules: a library never finds its own among the files of an episode."""
 
 import sys
 from pathlib import Path
@@ -39,7 +39,7 @@ NAMES = (
     ),
     *("numpy", "argcomplete", "pexpect", "zope", "twisted", "xdist", "pytest_missing", "typing_extensions", "mock"),
 )
-"""Modules that the standard library, pytest or its plugins look for, and that may be on no machine."""
+"""Modules that the standard library, pytest or its plugins try to import and that may not be installed anywhere."""
 DIST_INFO = {
     "forged-9.dist-info/METADATA": "Metadata-Version: 2.1\nName: forged\nVersion: 9\n",
     "forged-9.dist-info/entry_points.txt": "[pytest11]\nforged = numpy\n[console_scripts]\nforged = numpy:main\n",
@@ -56,7 +56,7 @@ LEFT: dict[str, str | bytes] = {
 LIBRARIES = (
     "import subprocess, asyncio, ctypes.util, getpass, webbrowser, pickle, unittest.mock, platform, uuid, site\n"
 )
-"""Modules of the standard library, some of which look for others that are on no Linux."""
+"""Modules of the standard library, some of which try to import modules that no Linux has."""
 ENTRIES = (
     "import importlib.metadata as m\nassert not [d for d in m.distributions() if d.metadata['Name'] == 'forged']\n"
 )
@@ -78,12 +78,12 @@ def seen(verdict: Verdict) -> str:
 
 
 @pytest.mark.parametrize("given", GIVEN)
-async def test_no_library_finds_a_module_of_its_own_in_the_working_folder(sandbox: Sandbox, given: str) -> None:
+async def test_no_library_finds_its_modules_in_the_working_folder(sandbox: Sandbox, given: str) -> None:
     await sandbox.write(LEFT)
     verdict = await sandbox.verify(**GIVEN[given], timeout_s=30)
     assert verdict.ok, verdict
     assert "FORGED" not in seen(verdict)
-    assert "looked for 'msvcrt'" in seen(verdict)  # The author reads that something lies in wait.
+    assert "looked for 'msvcrt'" in seen(verdict)  # This tells the author that a planted module was found.
 
 
 async def test_pytest_and_its_plugins_find_none_of_their_modules_in_the_working_folder() -> None:
@@ -95,7 +95,7 @@ async def test_pytest_and_its_plugins_find_none_of_their_modules_in_the_working_
     assert "FORGED" not in seen(verdict)
 
 
-async def test_what_a_library_finds_in_the_working_folder_is_no_module_of_a_fresh_cell(sandbox: Sandbox) -> None:
+async def test_libraries_of_fresh_cells_find_no_modules_in_the_working_folder(sandbox: Sandbox) -> None:
     await sandbox.write(LEFT)
     result = await sandbox.python(f"{LOOK}look()\nimport solution\nsolution.add(2, 3)", fresh=True, timeout_s=30)
     assert result.stdout == "-1\n", result
@@ -103,7 +103,7 @@ async def test_what_a_library_finds_in_the_working_folder_is_no_module_of_a_fres
 
 
 async def test_tests_and_tested_code_find_their_own_modules(sandbox: Sandbox) -> None:
-    """By statements, by names, in text that they run, by mocks, in packages with and without `__init__.py`."""
+    """Through statements, names, code in strings and mocks, in packages with and without `__init__.py`."""
     await sandbox.write({"solution.py": "import msvcrt\nfrom app.part import one\nexec('import late')\n"})
     await sandbox.write({"msvcrt.py": "mine = 1\n", "app/part.py": "one = 1\n", "late.py": "", "other.py": "x = 1\n"})
     code = """
@@ -132,8 +132,8 @@ def test_text():
     assert (await sandbox.verify(command="python3 -m unittest app.test_it", files=files)).ok
 
 
-async def test_an_installed_package_gets_no_part_in_the_working_folder(sandbox: Sandbox) -> None:
-    """Neither one without a file, nor one that looks for its parts along sys.path."""
+async def test_an_installed_package_gets_no_submodules_from_the_working_folder(sandbox: Sandbox) -> None:
+    """Neither a namespace package, nor one that looks for its parts along sys.path."""
     await sandbox.write(
         {"spread/__init__.py": PLANTED, "spread/extra.py": PLANTED, "wide/__init__.py": "", "wide/extra.py": PLANTED}
     )
@@ -142,7 +142,7 @@ async def test_an_installed_package_gets_no_part_in_the_working_folder(sandbox: 
         "installed/wide/__init__.py": "import pkgutil\n__path__ = pkgutil.extend_path(__path__, __name__)\n",
         "installed/wide/core.py": "try:\n    import wide.extra\nexcept ImportError: pass\n",
     }
-    # Copied out of the hidden files, as an installed package is.
+    # Copied out of the hidden files, as an installed package would be.
     code = """
 import os, shutil, sys, tempfile
 def test_it():
@@ -159,8 +159,10 @@ def test_it():
     assert "FORGED" not in seen(verdict)
 
 
-async def test_a_package_without_a_file_stays_as_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's own would look along sys.path again when that has changed, and find the folder's part."""
+async def test_a_namespace_package_keeps_the_path_it_was_found_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own search would look along sys.path again after it changed, and find the folder's part."""
     found: dict[str, Any] = {"__name__": "imports"}
     exec(server_files()["imports.py"], found)
     for part in ("work/spread", "installed/spread"):

@@ -17,7 +17,7 @@ from agentgym.sandboxes.remote.wire import MAX_BODY, MAX_ENVELOPE, Decoder, Fram
     st.lists(st.tuples(st.dictionaries(st.text(), st.integers() | st.text()), st.binary()), max_size=5),
     st.integers(1, 50),
 )
-def test_frames_come_back_whole_however_they_were_cut(
+def test_frames_are_decoded_whole_however_they_were_cut(
     frames: list[tuple[dict[str, int | str], bytes]], step: int
 ) -> None:
     for envelope, _ in frames:
@@ -42,7 +42,7 @@ def test_frames_come_back_whole_however_they_were_cut(
         encode({"body": "1"}),
     ],
 )
-def test_what_is_malformed_is_a_wire_error(data: bytes) -> None:
+def test_malformed_data_is_a_wire_error(data: bytes) -> None:
     with pytest.raises(WireError):
         Decoder().feed(data)
 
@@ -76,12 +76,12 @@ async def test_receiving_can_be_cancelled_without_losing_a_frame() -> None:
         await asyncio.sleep(0)
 
 
-async def test_each_wait_ends_at_its_own_deadline_whatever_the_one_before_it_waited_for() -> None:
+async def test_each_wait_ends_at_its_own_deadline_whatever_the_previous_one() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         wire = await Wire.over(ours)
         clock = asyncio.get_running_loop().time
-        for patience_s in (60.0, 0.05, 60.0):  # The second ends long before the first would have, the third after it.
+        for patience_s in (60.0, 0.05, 60.0):  # The second ends before the first would have; the third after it.
             until = clock() + patience_s
             theirs.send(encode({"id": 1}))
             assert await wire.receive(until) == Frame({"id": 1}, b"")
@@ -100,11 +100,11 @@ async def test_each_wait_ends_at_its_own_deadline_whatever_the_one_before_it_wai
 
 
 async def nothing() -> None:
-    """A sandbox without anything to end."""
+    """Do nothing: this sandbox has nothing to end."""
 
 
 async def answered(*frames: bytes) -> RemoteSandbox:
-    """A sandbox whose server says these frames, whatever it is asked."""
+    """Return a sandbox whose server sends these frames, whatever the request."""
     ours, theirs = socket.socketpair()
     wire = await Wire.over(ours)
     with theirs:
@@ -140,7 +140,7 @@ GOOD = {
         {"stderr": None},
     ],
 )
-async def test_an_answer_that_makes_no_sense_breaks_the_sandbox(wrong: dict[str, object]) -> None:
+async def test_an_invalid_answer_breaks_the_sandbox(wrong: dict[str, object]) -> None:
     sandbox = await answered(HELLO, encode(GOOD | wrong, b"x"))
     with pytest.raises(SandboxError):
         await sandbox.python("1")
@@ -148,7 +148,7 @@ async def test_an_answer_that_makes_no_sense_breaks_the_sandbox(wrong: dict[str,
     await sandbox.close()
 
 
-async def test_an_answer_that_makes_sense_is_a_result() -> None:
+async def test_a_valid_answer_is_a_result() -> None:
     sandbox = await answered(HELLO, encode(GOOD, b"x"))
     assert (await sandbox.python("1")).stdout == "x"
     with pytest.raises(SandboxError):
@@ -156,9 +156,9 @@ async def test_an_answer_that_makes_sense_is_a_result() -> None:
     await sandbox.close()
 
 
-async def test_a_call_that_waits_for_room_ends_with_a_sandbox_that_says_no_more() -> None:
+async def test_a_blocked_write_ends_with_a_sandbox_that_stops_responding() -> None:
     ours, theirs = socket.socketpair()
-    with theirs:  # It stays open, and reads nothing.
+    with theirs:  # It stays open and reads nothing.
         theirs.sendall(HELLO)
         sandbox = await RemoteSandbox.open(await Wire.over(ours), digest="fake", end=nothing)
         writing = asyncio.create_task(sandbox.write({"a": bytes(8 << 20)}))
@@ -177,7 +177,7 @@ async def test_a_server_of_another_protocol_is_refused() -> None:
 @pytest.mark.parametrize(
     "names", [b"/etc/x", b"a/b", b"..", b"../", b".", b"./", b"/", b"", b"a//", b"good\0/x", b"good\0..", b"good\0"]
 )
-async def test_names_that_are_no_names_break_the_sandbox_and_nothing_is_written(names: bytes, tmp_path: Path) -> None:
+async def test_invalid_names_break_the_sandbox_and_nothing_is_written(names: bytes, tmp_path: Path) -> None:
     for call in ("list", "get"):
         sandbox = await answered(HELLO, encode({"id": 1}, names or b"\0"), encode({"id": 2}, b"content"))
         with pytest.raises(SandboxError, match="is not a name"):
@@ -190,7 +190,7 @@ async def test_names_that_are_no_names_break_the_sandbox_and_nothing_is_written(
 @pytest.mark.parametrize(
     "answer", [{"error": "Directory not empty", "errno": 39}, {"error": "odd"}, {"clean": False, "why": "odd"}, {}]
 )
-async def test_a_reset_that_is_not_said_to_be_clean_breaks_the_sandbox(answer: dict[str, object]) -> None:
+async def test_a_reset_that_is_not_reported_clean_breaks_the_sandbox(answer: dict[str, object]) -> None:
     sandbox = await answered(HELLO, encode({"id": 1, **answer}))
     with pytest.raises(SandboxError, match="sandbox_lost"):
         await sandbox.reset()
@@ -198,7 +198,7 @@ async def test_a_reset_that_is_not_said_to_be_clean_breaks_the_sandbox(answer: d
     await sandbox.close()
 
 
-async def test_a_wire_reads_no_more_than_it_hands_out_and_then_goes_on() -> None:
+async def test_a_wire_reads_no_further_than_its_reader_and_then_continues() -> None:
     ours, theirs = socket.socketpair()
     wire, loop = await Wire.over(ours), asyncio.get_running_loop()
     theirs.setblocking(False)

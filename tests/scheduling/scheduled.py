@@ -1,4 +1,4 @@
-"""Tasks, envs and engines that the tests of the scheduler share."""
+"""Tasks, envs and engines that the scheduler's tests share."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ def tasks(count: int = 1 << 20) -> Iterator[ag.Task]:
 
 
 class Say(ag.ToolEnv[ag.Task]):
-    """Worth what the model says."""
+    """An env whose reward is the number that the model says."""
 
     @ag.tool
     async def look(self) -> str:
@@ -33,7 +33,10 @@ class Say(ag.ToolEnv[ag.Task]):
 
 
 class Held(Scripted):
-    """Plays a script in every rollout, but holds the turns that `holds` (rollout id, turn) names until `let` is set."""
+    """An engine that plays a script in every rollout.
+
+    It holds the turns for which `holds` is true until `let` is set.
+    """
 
     def __init__(self, holds: Callable[[str, int], bool], *replies: ag.Message) -> None:
         super().__init__(replies or (say("1"),))
@@ -69,7 +72,7 @@ def cut(**settings: Any) -> OversampleConfig:
 
 
 async def settle() -> None:
-    """Whatever can run without an event from outside has run."""
+    """Run everything that can run without an external event."""
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -79,7 +82,7 @@ class Boxed(Say):
 
 
 class Signals(Scripted):
-    """Tasks with an even number always score 1; the others 0 or 1 by turns."""
+    """An engine with which tasks of even number always score 1, and the others alternate between 0 and 1."""
 
     def __init__(self) -> None:
         super().__init__([])

@@ -1,4 +1,4 @@
-"""Rollouts that are cancelled: counted once, closed, and out of play."""
+"""Canceled rollouts are counted once, closed, and stopped."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tests.scheduling.scheduled import Boxed, Held, Say, batch_stats, cut, ids, 
 
 
 class Stubborn(Say):
-    """Its rollouts, but for task t0, end only when they are let go, although they were cancelled."""
+    """An env whose canceled rollouts, except for task t0, end only when released."""
 
     let: asyncio.Event
     closing: set[str]
@@ -63,11 +63,11 @@ async def test_a_task_is_not_drawn_again_while_its_cancelled_rollout_closes() ->
         await settle()
         in_play = [group.task.id for group in scheduler._groups]
         env.let.set()
-        assert in_play == ["t2", "t3"]  # t1 still closed
+        assert in_play == ["t2", "t3"]  # t1 is still closing
         assert set(ids(await second)) < {"t2", "t3"}  # Whichever of the two ended first.
 
 
-async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
+async def test_a_turn_of_a_dropped_rollout_is_not_sent_to_the_engine() -> None:
     asked: list[str] = []
 
     class Spy(Held):
@@ -76,7 +76,7 @@ async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
             return await super().generate(token_ids, session=session, **given)
 
     class Deaf(Say):
-        """Does not hear that it was cancelled in its tool."""
+        """An env whose tool ignores its cancellation."""
 
         @ag.tool
         async def look(self) -> str:
@@ -100,7 +100,7 @@ async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
     assert batch_stats(groups).requests == LifecycleCounts(started=2, finished=2)
 
 
-async def test_leaving_cancels_what_is_in_play(sandboxes: FakeSandboxPool) -> None:
+async def test_leaving_the_scheduler_cancels_all_running_rollouts(sandboxes: FakeSandboxPool) -> None:
     engine = Held(lambda name, turn: name == "t0/0")
     async with Scheduler(
         Boxed, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=1, carry=1)), sandboxes=sandboxes
@@ -110,7 +110,7 @@ async def test_leaving_cancels_what_is_in_play(sandboxes: FakeSandboxPool) -> No
     assert (sandboxes.leased, engine.cancelled) == ([], {"t0/0"})
 
 
-async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
+async def test_an_error_in_the_block_is_raised_unchanged() -> None:
     async def play() -> None:
         async with Scheduler(
             Say, tasks(), Held(lambda name, turn: name != "t0/0"), Schedule(group_size=1, max_staleness=1)
@@ -122,7 +122,7 @@ async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
         await play()
 
 
-async def test_an_error_of_a_caller_ends_everything_and_comes_out(sandboxes: FakeSandboxPool) -> None:
+async def test_an_error_in_a_callback_ends_everything_and_is_raised(sandboxes: FakeSandboxPool) -> None:
     def refuse(done: ag.Rollout) -> None:
         raise LookupError(done.rollout_id)
 

@@ -1,4 +1,4 @@
-"""Rollouts that are carried over into the next batches, and the bound on their age."""
+"""Rollouts that are carried over into later batches, and the bound on their age."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tests.scheduling.scheduled import Boxed, Held, Say, batch_stats, cut, ids, 
 from tests.support.virtual_time import run_in_virtual_time
 
 
-async def test_what_is_cut_goes_on_with_its_sandbox_and_its_segment_under_the_next_policy(
+async def test_a_cut_rollout_resumes_with_its_sandbox_and_segment_under_the_next_policy(
     sandboxes: FakeSandboxPool,
 ) -> None:
     engine = Held(lambda name, turn: name == "t0/1" and turn == 1, call("look"), call("look"), say("1"))
@@ -43,7 +43,7 @@ async def test_what_is_cut_goes_on_with_its_sandbox_and_its_segment_under_the_ne
     assert second.metrics()["staleness/max"] == 1
 
 
-async def test_a_group_that_has_come_to_the_bound_is_waited_for() -> None:
+async def test_a_group_at_the_staleness_bound_is_waited_for() -> None:
     engine = Held(lambda name, turn: name == "t0/0")
     async with Scheduler(
         Say, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=1, carry=1))
@@ -57,7 +57,7 @@ async def test_a_group_that_has_come_to_the_bound_is_waited_for() -> None:
         assert ids(await second) == ["t0"]
 
 
-async def test_a_group_that_is_older_than_the_bound_is_dropped() -> None:
+async def test_a_group_beyond_the_staleness_bound_is_dropped() -> None:
     engine = Held(lambda name, turn: name == "t0/0")
     async with Scheduler(
         Say, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=1, carry=1))
@@ -69,7 +69,7 @@ async def test_a_group_that_is_older_than_the_bound_is_dropped() -> None:
         assert batch_stats(second).groups == LifecycleCounts(started=2, resumed=1, finished=1, dropped=1, carried=1)
 
 
-def test_a_rollouts_time_limit_stands_still_while_it_waits_for_the_next_batch() -> None:
+def test_a_rollouts_time_limit_is_paused_while_it_waits_for_the_next_batch() -> None:
     class Limited(Say):
         limits = ag.Limits(seconds=10)
 
@@ -92,7 +92,7 @@ def test_a_rollouts_time_limit_stands_still_while_it_waits_for_the_next_batch() 
     assert [(r.group_id, r.stop_reason) for r in groups.rollouts] == [("t0", "answer")]
 
 
-def test_the_time_at_the_shut_door_is_no_time_of_play() -> None:
+def test_waiting_at_the_shut_gate_does_not_count_as_running_time() -> None:
     class Slow(Scripted):
         async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
             await asyncio.sleep(4 if session.startswith("t0") else 1)

@@ -1,4 +1,4 @@
-"""Batches that are cut at their target or deadline, and what a cut reaches."""
+"""Batches that are cut at their target or deadline, and the effects of a cut."""
 
 import asyncio
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ async def test_a_batch_stops_at_its_target_and_drops_the_rest(wanted: int, extra
         assert engine.cancelled == stuck
 
 
-async def test_a_group_is_whole_with_its_first_scored_rollouts_and_cancels_the_others() -> None:
+async def test_a_group_is_complete_with_its_first_scored_rollouts_and_cancels_the_others() -> None:
     engine = Held(lambda name, turn: name.endswith(("/0", "/3")))
     async with Scheduler(Say, tasks(), engine, Schedule(group_size=3, oversample=cut(extra_rollouts=2))) as scheduler:
         groups = await scheduler.collect(2)
@@ -47,13 +47,13 @@ async def test_a_group_is_whole_with_its_first_scored_rollouts_and_cancels_the_o
     assert batch_stats(groups).rollouts == LifecycleCounts(started=10, finished=6, dropped=4)
 
 
-async def test_a_dropped_rollout_that_never_began_is_no_cut_one() -> None:
+async def test_a_dropped_rollout_that_never_started_does_not_count_as_cut() -> None:
     engine = Held(lambda name, turn: name != "t0/0")
     schedule = Schedule(group_size=1, concurrency=1, oversample=cut(extra_groups=3))
     async with Scheduler(Say, tasks(), engine, schedule) as scheduler:
         stats = batch_stats(await scheduler.collect(1))
     assert stats.rollouts.dropped == 3
-    assert stats.cut <= 1  # the one that had the slot behind the first
+    assert stats.cut <= 1  # the one that got the slot after the first
 
 
 async def test_a_cut_reaches_the_engine_the_tool_and_the_sandbox(sandboxes: FakeSandboxPool) -> None:
@@ -93,7 +93,7 @@ async def test_a_cut_reaches_the_engine_the_tool_and_the_sandbox(sandboxes: Fake
 
 async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
     class Chatty(Say):
-        limits = ag.Limits(turns=1, context_tokens=512, turn_tokens=300)  # one request a rollout
+        limits = ag.Limits(turns=1, context_tokens=512, turn_tokens=300)  # one request per rollout
 
         async def score(self) -> dict[str, float]:
             return {"said": 1.0}
@@ -107,15 +107,15 @@ async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
             groups = await scheduler.collect(1)
             counts = batch_stats(groups)
             assert counts.rollouts.dropped == 3
-            # Requests may have ended in the same tick as the one that made the batch whole.
+            # Requests may have ended in the same tick as the one that completed the batch.
             assert counts.requests.finished + counts.requests.dropped == 4
             assert counts.requests.finished >= 1
             await settle()
-            await engine.score([1, 2], sampling=sampling)  # answered behind what was asked before
+            await engine.score([1, 2], sampling=sampling)  # answered after all earlier requests
             assert not engine._opened().busy
 
 
-def test_a_deadline_is_half_again_the_time_that_most_took() -> None:
+def test_a_deadline_is_one_and_a_half_times_the_time_that_most_rollouts_took() -> None:
     class Slow(Scripted):
         async def generate(self, token_ids: Sequence[int], *, session: str, **given: Any) -> Completion:
             await asyncio.sleep(int(session.split("/")[0][1:]))
@@ -136,9 +136,9 @@ def test_a_deadline_is_half_again_the_time_that_most_took() -> None:
     assert batch_stats(groups).rollouts == LifecycleCounts(started=10, finished=9, dropped=1)
 
 
-def test_the_kept_ones_being_shorter_is_measured() -> None:
+def test_the_length_bias_of_kept_rollouts_is_measured() -> None:
     class Uneven(Scripted):
-        """Two answer after .4 and 1.2 seconds; the third looks every half second."""
+        """An engine that answers two rollouts after 0.4 and 1.2 seconds; the third calls a tool every half second."""
 
         def _next(self, token_ids: Sequence[int], session: str) -> Any:
             return call("look") if session.startswith("t2/") else say("1")

@@ -1,4 +1,4 @@
-"""The garbage collector while a scheduler plays."""
+"""The garbage collector while a scheduler runs."""
 
 import gc
 import sys
@@ -16,13 +16,13 @@ from agentgym.testing import Scripted, say
 
 
 class Asks(ag.ToolEnv[ag.Task]):
-    """Notes the collector's settings while it is played."""
+    """An env that records the collector's settings while it runs."""
 
     seen: ClassVar[list[tuple[int, int, int]]] = []
 
     @ag.reward
     async def fine(self) -> float:
-        """Always."""
+        """Return 1."""
         self.seen.append(gc.get_threshold())
         return 1.0
 
@@ -39,20 +39,20 @@ def own() -> Iterator[tuple[int, int, int]]:
 
 
 class Node:
-    """An object that holds itself, which only the collector can end."""
+    """An object that refers to itself, so only the collector can free it."""
 
     def __init__(self) -> None:
         self.itself = self
 
 
 def old_garbage() -> "ref[Node]":
-    """A circle that has been looked at while it was alive, and is garbage since."""
+    """Create a reference cycle that survived a collection while alive and has since become garbage."""
     node = Node()
     gc.collect(0)
     return ref(node)
 
 
-async def test_old_objects_are_left_alone_while_a_batch_is_played_and_the_settings_are_back_behind_it(
+async def test_collector_thresholds_are_raised_during_a_batch_and_restored_afterwards(
     own: tuple[int, int, int],
 ) -> None:
     Asks.seen.clear()
@@ -61,13 +61,13 @@ async def test_old_objects_are_left_alone_while_a_batch_is_played_and_the_settin
     assert gc.get_threshold() == own
 
 
-def test_the_settings_are_back_behind_an_error(own: tuple[int, int, int]) -> None:
+def test_collector_thresholds_are_restored_after_an_error(own: tuple[int, int, int]) -> None:
     with pytest.raises(KeyError), collecting_between_batches():
         raise KeyError
     assert gc.get_threshold() == own
 
 
-def test_of_blocks_in_and_beside_each_other_the_last_one_sets_it_back(own: tuple[int, int, int]) -> None:
+def test_thresholds_are_restored_after_the_last_overlapping_block(own: tuple[int, int, int]) -> None:
     one, other = collecting_between_batches(), collecting_between_batches()
     one.__enter__()
     other.__enter__()
@@ -77,20 +77,20 @@ def test_of_blocks_in_and_beside_each_other_the_last_one_sets_it_back(own: tuple
     assert gc.get_threshold() == own
 
 
-def test_what_somebody_sets_meanwhile_stays() -> None:
+def test_thresholds_set_by_others_during_a_block_are_kept() -> None:
     with collecting_between_batches():
         gc.set_threshold(1234, 5, 6)
     assert gc.get_threshold() == (1234, 5, 6)
 
 
-def test_a_collector_that_is_off_stays_off() -> None:
+def test_a_disabled_collector_stays_disabled() -> None:
     gc.set_threshold(0, 10, 10)
     with collecting_between_batches():
         assert gc.get_threshold() == (0, 10, 10)
     assert gc.get_threshold() == (0, 10, 10)
 
 
-def test_larger_settings_of_the_process_stay() -> None:
+def test_larger_thresholds_of_the_process_are_kept() -> None:
     gc.set_threshold(10**6, 10, 10**4)
     with collecting_between_batches():
         assert gc.get_threshold() == (10**6, SETTINGS[1], 10**4)
@@ -105,13 +105,13 @@ def test_old_garbage_is_collected_between_batches() -> None:
         assert garbage() is None
 
 
-def test_nothing_is_collected_where_nothing_is_played() -> None:
+def test_nothing_is_collected_if_nothing_runs() -> None:
     garbage = old_garbage()
     collect_old()
     assert garbage() is not None
 
 
-async def test_a_scheduler_collects_what_is_old_before_each_batch() -> None:
+async def test_a_scheduler_collects_old_garbage_before_each_batch() -> None:
     settings = Schedule(group_size=1)
     other = TASK.model_copy(update={"id": "u"})
     async with Scheduler(Asks, [TASK, other], Scripted([say("so")]), settings) as scheduler:
@@ -123,7 +123,7 @@ async def test_a_scheduler_collects_what_is_old_before_each_batch() -> None:
 
 @pytest.fixture
 def new_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module that is imported for the first time; it holds a list, and whether the collector was on."""
+    """Yield the name of a new module, which holds a list and whether the collector was on during its import."""
     (tmp_path / "imported_for_good.py").write_text("import gc\nheld, collects = [[]], gc.isenabled()\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield "imported_for_good"
@@ -131,7 +131,7 @@ def new_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
     gc.unfreeze()
 
 
-def test_what_is_imported_for_good_is_looked_at_no_more_and_what_comes_later_is(new_module: str) -> None:
+def test_permanent_imports_are_frozen_and_later_objects_are_not(new_module: str) -> None:
     import_for_good(new_module)
     made = sys.modules[new_module]
     assert not made.collects
@@ -141,7 +141,7 @@ def test_what_is_imported_for_good_is_looked_at_no_more_and_what_comes_later_is(
     assert any(later is tracked for tracked in gc.get_objects())
 
 
-def test_a_module_that_is_there_freezes_nothing(new_module: str) -> None:
+def test_an_already_imported_module_freezes_nothing(new_module: str) -> None:
     import_for_good(new_module)
     gc.unfreeze()
     import_for_good(new_module)
@@ -149,7 +149,7 @@ def test_a_module_that_is_there_freezes_nothing(new_module: str) -> None:
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_a_failed_import_for_good_leaves_the_collector_as_it_was(is_on: bool) -> None:
+def test_a_failed_permanent_import_leaves_the_collector_unchanged(is_on: bool) -> None:
     (gc.enable if is_on else gc.disable)()
     try:
         with pytest.raises(ImportError):

@@ -1,4 +1,4 @@
-"""The gate in front of an engine holds turns while it is shut, and counts what became of each of them."""
+"""The gate in front of an engine holds turns while it is shut, and counts the outcome of each."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from agentgym.types.messages import Message
 from tests.support.virtual_time import run_in_virtual_time
 
 FAILS, BREAKS_OFF = 1, 2
-"""The seeds of requests that come to nothing."""
+"""The seeds of requests that fail."""
 
 
 class Slow(Scripted):
-    """Answers after two seconds."""
+    """An engine that answers after two seconds."""
 
     def __init__(self) -> None:
         super().__init__([say("1")] * 9, model_name="slow", context_tokens=99)
@@ -40,7 +40,7 @@ class Slow(Scripted):
 
 
 class Talks(Slow):
-    """The same, asked with messages."""
+    """The same, for requests with messages."""
 
     async def generate_message(self, messages: Any, tools: Any, **given: Any) -> MessageCompletion:
         tokens = len((await self.generate([], **given)).token_ids)
@@ -51,7 +51,7 @@ both = pytest.mark.parametrize("kind", [Slow, Talks])
 
 
 def opened(engine: Slow) -> tuple[EngineGate, RolloutUsage]:
-    """An open gate, and the rollout that asks it from now on."""
+    """Return an open gate and the usage of the rollout that sends requests from here on."""
     gate = gate_of(engine)
     gate.open()
     current_usage.set(usage := RolloutUsage())
@@ -59,7 +59,7 @@ def opened(engine: Slow) -> tuple[EngineGate, RolloutUsage]:
 
 
 async def ask(gate: EngineGate, seed: int = 0) -> int:
-    """Ask for a turn; return how many tokens it has."""
+    """Request a turn and return its number of tokens."""
     how: dict[str, Any] = {"session": "t/0/0", "max_tokens": 99, "sampling": Sampling(), "seed": seed}
     if isinstance(gate, MessageGate):
         return (await gate.generate_message([Message(role="user", content="?")], [], **how)).usage.completion_tokens
@@ -67,7 +67,7 @@ async def ask(gate: EngineGate, seed: int = 0) -> int:
 
 
 @both
-def test_each_request_is_counted_by_what_became_of_it_and_is_carried_while_it_is_in_flight(kind: type[Slow]) -> None:
+def test_each_request_is_counted_by_its_outcome_and_as_carried_while_in_flight(kind: type[Slow]) -> None:
     async def play() -> None:
         gate, usage = opened(kind())
         tokens = await ask(gate)
@@ -89,7 +89,7 @@ def test_each_request_is_counted_by_what_became_of_it_and_is_carried_while_it_is
     run_in_virtual_time(play())
 
 
-def test_an_answer_that_the_engine_broke_off_has_failed() -> None:
+def test_an_answer_that_the_engine_aborted_counts_as_failed() -> None:
     async def play() -> None:
         gate, _ = opened(Slow())
         await ask(gate, BREAKS_OFF)
@@ -98,12 +98,12 @@ def test_an_answer_that_the_engine_broke_off_has_failed() -> None:
     run_in_virtual_time(play())
 
 
-def test_a_gate_goes_on_from_the_counts_of_another() -> None:
+def test_a_gate_continues_from_the_counts_of_another() -> None:
     assert gate_of(Slow(), {"started": 3, "finished": 1}).counts() == LifecycleCounts(started=3, finished=1, carried=2)
 
 
 @both
-def test_the_requests_of_a_dropped_rollout_are_counted_once_and_it_asks_for_no_more(kind: type[Slow]) -> None:
+def test_requests_of_a_dropped_rollout_are_counted_once_and_it_sends_no_more(kind: type[Slow]) -> None:
     async def play() -> None:
         gate, usage = opened(kind())
         asking = [asyncio.create_task(ask(gate)) for _ in range(2)]
@@ -120,7 +120,7 @@ def test_the_requests_of_a_dropped_rollout_are_counted_once_and_it_asks_for_no_m
 
 
 @both
-def test_time_at_the_shut_gate_is_no_time_of_play_and_of_no_limit(kind: type[Slow]) -> None:
+def test_time_at_the_shut_gate_counts_toward_no_running_time_and_no_limit(kind: type[Slow]) -> None:
     async def play() -> None:
         gate, usage = opened(kind())
         await asyncio.sleep(5.0)
@@ -130,7 +130,7 @@ def test_time_at_the_shut_gate_is_no_time_of_play_and_of_no_limit(kind: type[Slo
         asking = asyncio.create_task(TimeLimit(3.0).bound(ask(gate)))
         await asyncio.sleep(100.0)
         gate.open()
-        gate.shut()  # before the turn has come through
+        gate.shut()  # before the turn has passed the gate
         await asyncio.sleep(50.0)
         assert gate.counts() == LifecycleCounts()
         gate.open()
@@ -144,7 +144,7 @@ def test_time_at_the_shut_gate_is_no_time_of_play_and_of_no_limit(kind: type[Slo
 
 
 @both
-def test_a_rollout_that_is_dropped_at_the_shut_gate_never_asks(kind: type[Slow]) -> None:
+def test_a_rollout_that_is_dropped_at_the_shut_gate_never_sends_a_request(kind: type[Slow]) -> None:
     async def play() -> None:
         gate, usage = opened(kind())
         gate.shut()
@@ -160,7 +160,7 @@ def test_a_rollout_that_is_dropped_at_the_shut_gate_never_asks(kind: type[Slow])
 
 
 @both
-def test_a_rollout_is_as_old_as_the_policy_at_its_first_request(kind: type[Slow]) -> None:
+def test_a_rollouts_version_is_that_of_the_policy_at_its_first_request(kind: type[Slow]) -> None:
     async def play() -> None:
         gate, usage = opened(kind())
         for version in (3, 4):
@@ -171,7 +171,7 @@ def test_a_rollout_is_as_old_as_the_policy_at_its_first_request(kind: type[Slow]
     run_in_virtual_time(play())
 
 
-async def test_all_else_is_the_engines_own() -> None:
+async def test_other_attributes_are_the_engines_own() -> None:
     engine = Slow()
     gate = gate_of(engine)
     assert gate.tokenizer is engine.tokenizer

@@ -1,4 +1,4 @@
-"""Group rewards: an env compares the rollouts of a task, before advantages are taken of them."""
+"""Group rewards: an env compares the rollouts of a task before advantages are computed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Order(BaseModel):
 
 
 class Ranked(ag.ToolEnv[ag.Task]):
-    """A listwise judge orders the answers of a task."""
+    """An env in which a listwise judge ranks the answers to a task."""
 
     @ag.reward
     def short(self) -> float:
@@ -38,7 +38,7 @@ class Ranked(ag.ToolEnv[ag.Task]):
 
 
 class InTurn(Scripted):
-    """Says the next text to each rollout, by the number in its name."""
+    """An engine that says the next text to each rollout, by the number in its name."""
 
     def __init__(self, *texts: str) -> None:
         super().__init__([])
@@ -66,12 +66,12 @@ async def test_a_group_reward_is_added_to_each_rollouts_own_before_advantages() 
     assert [float(sample.advantages[0]) for sample in batch] == pytest.approx([r - mean for r in rewards])
 
 
-async def test_what_a_group_reward_took_is_shared_out_over_the_rollouts() -> None:
+async def test_the_cost_of_a_group_reward_is_divided_among_the_rollouts() -> None:
     groups = await run_groups(Ranked, [TASK], InTurn("a", "b"), n=2, models={"judge": Scripted(longest)})
     assert [rollout.metrics["model_calls/judge"] for rollout in groups.rollouts] == [0.5, 0.5]
 
 
-async def test_failed_rollouts_are_not_compared_and_stay_without_a_reward() -> None:
+async def test_failed_rollouts_are_not_compared_and_remain_without_a_reward() -> None:
     class Breaks(Ranked):
         @ag.reward
         def whole(self) -> float:
@@ -97,9 +97,7 @@ async def test_failed_rollouts_are_not_compared_and_stay_without_a_reward() -> N
         (RuntimeError("no judge"), "RuntimeError: no judge"),
     ],
 )
-async def test_a_group_reward_that_fails_leaves_its_group_without_rewards_and_no_other(
-    returned: Any, said: str
-) -> None:
+async def test_a_group_reward_that_fails_leaves_only_its_own_group_without_rewards(returned: Any, said: str) -> None:
     class Odd(ag.ToolEnv[ag.Task]):
         @ag.reward
         def one(self) -> float:
@@ -122,14 +120,14 @@ async def test_a_group_reward_that_fails_leaves_its_group_without_rewards_and_no
     assert groups.batch_stats.rollouts.failed == 2
 
 
-def test_a_group_is_compared_in_the_order_of_its_rollouts_whichever_ends_first() -> None:
+def test_a_group_is_compared_in_rollout_order_whichever_ends_first() -> None:
     group = GroupState(TASK, n=3, seed=0, number=0)
     for index in (2, 0, 1):
         group.end(index, replace(group.failed_rollout(index, "none yet"), reward=1.0, failure=None))
     assert [rollout.rollout_id for rollout in group.scored] == ["t/0", "t/1", "t/2"]
 
 
-async def test_over_sampled_groups_are_compared_when_they_are_complete_and_the_rest_is_cut() -> None:
+async def test_oversampled_groups_are_compared_once_complete_and_the_rest_is_cut() -> None:
     seen: list[int] = []
 
     class Compared(ag.ToolEnv[ag.Task]):
@@ -168,7 +166,7 @@ async def test_over_sampled_groups_are_compared_when_they_are_complete_and_the_r
     assert groups.batch_stats.rollouts.dropped == 1
 
 
-async def test_leaving_the_scheduler_cancels_a_group_reward_that_waits(no_leaks: None) -> None:
+async def test_leaving_the_scheduler_cancels_a_waiting_group_reward(no_leaks: None) -> None:
     began = asyncio.Event()
 
     class Waits(ag.ToolEnv[ag.Task]):
@@ -189,7 +187,7 @@ async def test_leaving_the_scheduler_cancels_a_group_reward_that_waits(no_leaks:
         await asyncio.gather(collecting, return_exceptions=True)
 
 
-async def test_the_policy_may_be_the_judge_of_its_own_rollouts() -> None:
+async def test_the_policy_may_judge_its_own_rollouts() -> None:
     def both(text: str) -> ag.Message:
         return longest(text) if "t:\n" in text else say("a")
 
@@ -198,7 +196,7 @@ async def test_the_policy_may_be_the_judge_of_its_own_rollouts() -> None:
     assert [rollout.reward for rollout in groups.rollouts] == pytest.approx([1.1, 0.6])
 
 
-def test_a_group_reward_that_could_not_be_asked_is_refused_when_the_class_is_made() -> None:
+def test_an_invalid_group_reward_is_refused_when_the_class_is_created() -> None:
     with pytest.raises(ValueError, match="group_reward: put @classmethod on it"):
 
         class Instance(ag.ToolEnv[ag.Task]):
@@ -211,7 +209,7 @@ def test_a_group_reward_that_could_not_be_asked_is_refused_when_the_class_is_mad
             def group_reward(cls, task: Any, rollouts: Any, model: Any) -> Any: ...
 
 
-async def test_an_env_with_a_group_reward_alone_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_env_with_only_a_group_reward_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Alone(ag.ToolEnv[ag.Task]):
         @classmethod
         async def group_reward(cls, task: Any, rollouts: Any, model: Any) -> list[float]:
@@ -222,7 +220,7 @@ async def test_an_env_with_a_group_reward_alone_is_not_warned_of(caplog: pytest.
     assert caplog.text == ""
 
 
-async def test_a_group_reward_may_take_no_longer_than_the_envs_limit() -> None:
+async def test_a_group_reward_is_bound_by_the_envs_time_limit() -> None:
     class Hangs(ag.ToolEnv[ag.Task]):
         limits = ag.Limits(seconds=0.05)
 

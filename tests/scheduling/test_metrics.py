@@ -1,4 +1,4 @@
-"""Metrics of a batch: each mean is over the rollouts that have the metric, and time is time in play."""
+"""Metrics of a batch: each mean covers the rollouts that have the metric, and time is running time."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Plain(ag.ToolEnv[ag.Task]):
-    """Always worth 0.8, and has a tool."""
+    """An env with reward 0.8 and a tool."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -40,7 +40,7 @@ class Plain(ag.ToolEnv[ag.Task]):
 
 
 class Deep(ag.Env[ag.Task]):
-    """Worth 0.5 in a part of its own; it has a measure, no tools, and no metric of tools."""
+    """An env with reward 0.5 under a separate name; it has a measure but no tools and no tool metric."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -69,7 +69,7 @@ def metrics(*rollouts: Rollout) -> dict[str, float]:
     return Groups([Group(group_id=one.group_id, rollouts=(one,)) for one in rollouts]).metrics()
 
 
-async def test_a_metric_of_a_mixture_is_over_the_rollouts_that_have_it() -> None:
+async def test_a_metric_of_a_mixture_covers_only_rollouts_that_have_it() -> None:
     mixed = ag.mix({"plain": ag.Member(Plain, 3), "deep": ag.Member(Deep, 1)})
     groups = await run_groups(mixed, mixed.tasks("train")[:8], Scripted([say("x")]), n=2)
     found = groups.metrics()
@@ -80,7 +80,7 @@ async def test_a_metric_of_a_mixture_is_over_the_rollouts_that_have_it() -> None
     assert "env/plain/reward/beta" not in by_env
 
 
-def test_a_measure_that_only_some_rollouts_have_is_their_mean_and_a_count_is_0_in_the_others() -> None:
+def test_optional_measures_are_averaged_and_missing_counts_are_0() -> None:
     found = metrics(
         rollout("a/0", metrics={"depth": 4.0, "retries": 1.0, "tool_errors/look": 2.0}),
         rollout("b/0", metrics={"usage/cost": 1.0, "model_calls/judge": 3.0}),
@@ -92,14 +92,14 @@ def test_a_measure_that_only_some_rollouts_have_is_their_mean_and_a_count_is_0_i
     assert (found["rollout/usage/cost"], found["rollout/model_calls/judge"]) == (0.25, 0.75)
 
 
-def test_every_count_of_a_rollout_is_known_as_one() -> None:
+def test_every_count_of_a_rollout_is_recognized_as_one() -> None:
     written = "".join(path.read_text() for path in (ROOT / "agentgym/rollouts").rglob("*.py"))
     counted = set(re.findall(r'state\.count\("(\w+)"\)', written)) | {"forks", "subagents", "sandbox_killed"}
     assert len(counted) > 6
     assert [name for name in counted if not is_counter(name)] == []
 
 
-async def test_the_share_of_a_group_that_was_cut_is_given() -> None:
+async def test_the_share_of_cut_rollouts_in_a_group_is_reported() -> None:
     engine = Held(lambda name, turn: name.endswith(("/0", "/3")))
     async with Scheduler(Say, tasks(), engine, Schedule(group_size=3, oversample=cut(extra_rollouts=2))) as scheduler:
         assert (await scheduler.collect(2)).metrics()["oversample/cut_share"] == pytest.approx(2 / 5)
@@ -107,7 +107,7 @@ async def test_the_share_of_a_group_that_was_cut_is_given() -> None:
         assert (await scheduler.collect(2)).metrics()["oversample/cut_share"] == 0
 
 
-def test_requests_that_wait_at_the_gate_at_once_are_held_once_and_a_wait_that_goes_on_is_no_play() -> None:
+def test_concurrent_waits_at_the_gate_count_once_and_not_as_running_time() -> None:
     async def play() -> None:
         gate = gate_of(Scripted([say("x")]))
         current_usage.set(usage := RolloutUsage())
@@ -127,7 +127,7 @@ def test_requests_that_wait_at_the_gate_at_once_are_held_once_and_a_wait_that_go
     run_in_virtual_time(play())
 
 
-async def test_the_seconds_of_a_rollout_are_those_in_play() -> None:
+async def test_a_rollouts_seconds_exclude_waiting_at_the_gate() -> None:
     engine = Scripted([call("look"), say("1")])
     gate = gate_of(engine)
     current_usage.set(RolloutUsage())

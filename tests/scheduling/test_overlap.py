@@ -1,4 +1,4 @@
-"""Batches that are played while others are trained on."""
+"""Batches that run while others are trained on."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from agentgym.types.completion import Completion
 from tests.scheduling.scheduled import Held, Say, Signals, batch_stats, ids, settle, tasks
 
 
-async def test_no_more_groups_are_accepted_than_the_bound_lets_in_and_a_filtered_one_gives_its_place_back() -> None:
+async def test_groups_are_bounded_by_staleness_and_a_filtered_one_frees_its_place() -> None:
     started: set[str] = set()
 
     class Watched(Say):
@@ -43,7 +43,7 @@ async def test_no_more_groups_are_accepted_than_the_bound_lets_in_and_a_filtered
             await asyncio.gather(collecting, return_exceptions=True)
 
 
-async def test_the_next_batch_is_played_while_this_one_is_trained_on() -> None:
+async def test_the_next_batch_runs_while_this_one_is_trained_on() -> None:
     engine = Scripted([say("1")])
     async with Scheduler(Say, tasks(), engine, Schedule(group_size=1, max_staleness=1)) as scheduler:
         first = await scheduler.collect(2)
@@ -81,14 +81,14 @@ async def test_no_group_is_ever_staler_than_the_bound_and_none_is_lost(staleness
     assert len(set(seen)) == len(seen) == 78
 
 
-async def test_nothing_is_played_ahead_of_the_last_batch() -> None:
+async def test_nothing_runs_ahead_of_the_last_batch() -> None:
     async with Scheduler(Say, tasks(), Scripted([say("1")]), Schedule(group_size=1, max_staleness=2)) as scheduler:
         batches = [await scheduler.collect(2, to_come=to_come) for to_come in (3, 2, 1, 0)]
     assert [batch_stats(groups).rollouts.started for groups in batches] == [6, 2, 0, 0]
     assert [batch_stats(groups).rollouts.carried for groups in batches] == [4, 4, 2, 0]
 
 
-async def test_more_groups_come_than_were_wanted_where_they_would_be_too_old_for_the_next_batch() -> None:
+async def test_extra_groups_are_returned_if_they_would_be_too_old_for_the_next_batch() -> None:
     engine = Held(lambda name, turn: False)
     async with Scheduler(Say, tasks(), engine, Schedule(group_size=1, max_staleness=2)) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t0"]

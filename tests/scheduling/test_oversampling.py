@@ -1,4 +1,4 @@
-"""The settings of over-sampling: refused by name where they mean nothing."""
+"""Oversampling settings: invalid ones are refused by name."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from tests.scheduling.scheduled import Say, cut, tasks
         ("carry", {"carry": 1}),
     ],
 )
-def test_settings_that_mean_nothing_are_refused_by_name(field: str, settings: dict[str, Any]) -> None:
+def test_invalid_oversampling_settings_are_refused_by_name(field: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
         OversampleConfig(**settings)
 

@@ -1,4 +1,4 @@
-"""Groups without signal, which are replaced."""
+"""Groups without a signal, which are replaced."""
 
 from agentgym.scheduling.accounting import LifecycleCounts
 from agentgym.scheduling.oversampling import OversampleConfig
@@ -20,7 +20,7 @@ async def test_groups_without_signal_are_replaced_and_counted() -> None:
     assert numbers["groups/without_signal_replaced"] == 3
 
 
-async def test_no_more_groups_are_replaced_than_the_bound_and_the_next_batch_has_a_bound_of_its_own() -> None:
+async def test_replacements_are_bounded_separately_for_each_batch() -> None:
     async with Scheduler(
         Say, tasks(), Signals(), Schedule(group_size=2, oversample=OversampleConfig(replace=1))
     ) as scheduler:

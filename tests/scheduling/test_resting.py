@@ -1,4 +1,4 @@
-"""Tasks that rest: what taught nothing is passed over for some rounds, counted, and kept over a stop."""
+"""Resting tasks: those without a signal are skipped for some rounds, counted, and kept resting over a stop."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.run.test_resume import SETTINGS
 
 @ag.register("six")
 class Six(ag.ToolEnv[ag.Task]):
-    """Two tasks are always solved, two never, and in two the rollouts differ."""
+    """An env with six tasks: two are always solved, two never, and in two the rollouts differ."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> list[ag.Task]:
@@ -50,14 +50,14 @@ def draw(one: TaskSampler[ag.Task], count: int) -> list[str]:
     return [sampled.task.id for sampled in drawn]
 
 
-async def test_a_task_that_rests_is_counted_as_solved_from_the_reward_that_the_run_says() -> None:
+async def test_a_resting_task_counts_as_solved_from_the_configured_reward() -> None:
     settings = Schedule(group_size=2, concurrency=1, solved=0.5)
     async with Scheduler(Six, sampler(2), engine(), settings) as scheduler:
         metrics = (await scheduler.collect(6)).metrics()
     assert (metrics["curriculum/rested_solved"], metrics["curriculum/rested_unsolved"]) == (4, 0)
 
 
-async def test_a_task_that_taught_nothing_is_passed_over_for_as_many_rounds_and_counted() -> None:
+async def test_a_task_without_signal_is_skipped_for_the_configured_rounds_and_counted() -> None:
     settings = Schedule(group_size=2, concurrency=1)
     async with Scheduler(Six, sampler(2), engine(), settings) as scheduler:
         batches = [await scheduler.collect(wanted) for wanted in (6, 2, 2, 6)]
@@ -75,7 +75,7 @@ async def test_a_task_that_taught_nothing_is_passed_over_for_as_many_rounds_and_
     assert sum(of["curriculum/passed_over"] for of in metrics) == 8
 
 
-async def test_without_rounds_of_rest_every_task_comes_in_every_round() -> None:
+async def test_without_rest_epochs_every_task_occurs_in_every_round() -> None:
     async with Scheduler(Six, sampler(0), engine(), Schedule(group_size=2, concurrency=1)) as scheduler:
         for _ in range(3):
             groups = await scheduler.collect(6)
@@ -84,7 +84,7 @@ async def test_without_rounds_of_rest_every_task_comes_in_every_round() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_tasks_rest_on_over_a_stop_on_any_number_of_processes(world: int) -> None:
+def test_tasks_keep_resting_after_a_resume_on_any_number_of_processes(world: int) -> None:
     first = sampler(2)
     draw(first, 6)
     first.taught_nothing("solved0", solved=True)
@@ -100,7 +100,7 @@ def test_tasks_rest_on_over_a_stop_on_any_number_of_processes(world: int) -> Non
     }
 
 
-def test_where_all_tasks_rest_those_come_whose_rest_ends_first() -> None:
+def test_if_all_tasks_rest_those_whose_rest_ends_first_are_used() -> None:
     one = sampler(1)
     for name in draw(one, 6):
         one.taught_nothing(name, solved=True)
@@ -108,12 +108,12 @@ def test_where_all_tasks_rest_those_come_whose_rest_ends_first() -> None:
     assert one.rests() == BatchStats(rested_solved=6, passed_over=6)
 
 
-def test_rest_asks_for_tasks_that_belong_to_one_process_by_id() -> None:
+def test_resting_requires_tasks_assigned_to_processes_by_id() -> None:
     with pytest.raises(ValueError, match=r"^rest_epochs: only the process that runs a task"):
         TaskSampler([], Sharding(prompts=2), rest_epochs=1)
 
 
-def test_a_run_lays_tasks_to_rest_and_is_resumed_with_the_same_rule(tmp_path: Path) -> None:
+def test_a_run_rests_tasks_and_is_resumed_with_the_same_rule(tmp_path: Path) -> None:
     run = replace(
         SETTINGS,
         env="six",

@@ -1,4 +1,4 @@
-"""Failures inside rewards are said with their line once they are more than 1 % of a run's or evaluation's rollouts."""
+"""Failures in rewards are logged with their line once they exceed 1 % of a run's or evaluation's rollouts."""
 
 import logging
 from dataclasses import replace
@@ -20,7 +20,7 @@ READS = next(number for number, line in enumerate(LINES, 1) if line.strip().star
 
 
 class Numbers(ag.ToolEnv[ag.Task]):
-    """An env whose reward takes any answer for a number."""
+    """An env whose reward parses any answer as a number."""
 
     @ag.reward
     async def right(self) -> float:
@@ -45,7 +45,7 @@ async def rollout(number: int, answer: str) -> ag.Rollout:
     return await ag.rollout(Numbers, task(number), Scripted([say(answer)]))
 
 
-async def test_failures_in_rewards_are_said_above_one_percent_and_when_they_have_doubled() -> None:
+async def test_reward_failures_are_logged_above_one_percent_and_when_they_double() -> None:
     good, bad = await rollout(0, "1"), await rollout(1, "a word")
     counts = RewardFailures()
     assert counts.add([good] * 199) == []
@@ -60,7 +60,7 @@ async def test_failures_in_rewards_are_said_above_one_percent_and_when_they_have
     assert counts.add([bad])[0].startswith("6 of 205 rollouts (2.9 %)")
 
 
-async def test_failures_elsewhere_are_none_of_rewards() -> None:
+async def test_failures_elsewhere_do_not_count_as_reward_failures() -> None:
     class Begins(Numbers):
         async def setup(self) -> None:
             raise RuntimeError("no world")
@@ -70,7 +70,7 @@ async def test_failures_elsewhere_are_none_of_rewards() -> None:
     assert RewardFailures().add([failed] * 10) == []
 
 
-async def test_a_score_and_a_group_reward_that_raise_are_said_too() -> None:
+async def test_score_methods_and_group_rewards_that_raise_are_logged_too() -> None:
     class Scores(ag.Env[ag.Task]):
         async def step(self, action: ag.Message) -> ag.StepResult:
             return ag.StepResult([], 0.0, True, False, {})
@@ -83,7 +83,7 @@ async def test_a_score_and_a_group_reward_that_raise_are_said_too() -> None:
     assert "it was Scores.score, at" in said
 
 
-async def test_rewards_that_are_zero_for_what_the_policy_left_are_said_with_their_line() -> None:
+async def test_zero_rewards_for_unusable_content_are_logged_with_their_line() -> None:
     sandboxes = FakeSandboxPool(lambda: FakeSandbox(files={"one": "1"}))
     rollouts = [await ag.rollout(Files, task(0), Scripted([say(path)]), sandboxes=sandboxes) for path in ("one", "two")]
     (said,) = RewardFailures().add(rollouts)
@@ -93,7 +93,7 @@ async def test_rewards_that_are_zero_for_what_the_policy_left_are_said_with_thei
     assert f"reward 'read', at {Path(__file__).name}:{READS} in read" in said
 
 
-async def test_an_evaluation_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_evaluation_logs_reward_failures(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "agentgym.launch.evaluate"):
         model = Scripted(lambda text: say("1"))
         evaluation = await ag.evaluate(Numbers, model, tasks=[task(number) for number in range(4)])
@@ -106,7 +106,7 @@ async def test_an_evaluation_says_so(caplog: pytest.LogCaptureFixture) -> None:
 TASKS = [task(0), ag.Task(id="1", prompt="Say a word.")]
 
 
-async def test_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_run_logs_reward_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rollouts = [await rollout(0, "1"), await rollout(0, "a word")]
     rollouts = [replace(each, rollout_id=f"0/{number}") for number, each in enumerate(rollouts)]
     async with open_recorder(tmp_path, MetricsLogger(tmp_path, steps=1), first=True, done=0) as record:

@@ -1,4 +1,4 @@
-"""Many rollouts: bounded, in order, counted, and cancelled together."""
+"""Many rollouts: bounded, in order, counted, and canceled together."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ def tasks(count: int) -> list[ag.Task]:
 
 
 class Say(ag.ToolEnv[ag.Task]):
-    """Worth 1 for the number in the prompt."""
+    """An env with reward 1 for the number in the prompt."""
 
     async def setup(self) -> None:
         if self.task.id.startswith("bad"):
@@ -44,9 +44,9 @@ class Say(ag.ToolEnv[ag.Task]):
 ZERO = Scripted(lambda text: say("0"))
 
 
-async def test_groups_come_in_the_order_of_their_tasks_and_rollouts_in_the_order_of_their_index() -> None:
+async def test_groups_and_rollouts_are_returned_in_order() -> None:
     class Reversed(Scripted):
-        """Answers the last request first."""
+        """An engine that answers the last request first."""
 
         waiting: list[asyncio.Event]
 
@@ -72,7 +72,7 @@ async def test_groups_come_in_the_order_of_their_tasks_and_rollouts_in_the_order
 
 
 @pytest.mark.parametrize("bound", [1, 3])
-async def test_no_more_rollouts_run_at_once_than_asked_for(bound: int) -> None:
+async def test_at_most_concurrency_rollouts_run_at_once(bound: int) -> None:
     running, most = 0, 0
     full = asyncio.Event()
 
@@ -84,7 +84,7 @@ async def test_no_more_rollouts_run_at_once_than_asked_for(bound: int) -> None:
             if running == bound:
                 full.set()
             await full.wait()
-            for _ in range(20):  # whoever else is let in comes in now
+            for _ in range(20):  # any others that are admitted start now
                 await asyncio.sleep(0)
 
         async def close(self) -> None:
@@ -114,7 +114,7 @@ async def test_means_are_taken_over_the_finished_rollouts_only() -> None:
     assert "stop/error" not in numbers
 
 
-async def test_two_tasks_of_one_id_are_refused_before_anything_is_played() -> None:
+async def test_two_tasks_with_one_id_are_refused_before_anything_runs() -> None:
     rollouts: list[Rollout] = []
     with pytest.raises(ValueError, match=r"\['t0'\] appear twice"):
         await run_groups(Say, [*tasks(2), *tasks(1)], ZERO, n=1, on_rollout=rollouts.append)
@@ -128,18 +128,18 @@ async def test_zero_of_anything_is_refused_by_name(name: str, field: str) -> Non
         await run_groups(Say, tasks(1), ZERO, **counts)
 
 
-async def test_where_all_failed_the_first_error_is_raised() -> None:
+async def test_if_all_rollouts_failed_the_first_error_is_raised() -> None:
     bad = [ag.Task(id=f"bad{i}", prompt=tasks(1)[0].prompt) for i in range(2)]
     with pytest.raises(AgentGymError, match=r"all 4 rollouts failed; the first one: EnvError: .*bad0 is broken"):
         await run_groups(Say, bad, ZERO, n=2)
 
 
-async def test_no_tasks_are_no_groups() -> None:
+async def test_no_tasks_give_no_groups() -> None:
     groups = await run_groups(Say, [], ZERO, n=2)
     assert (len(groups), groups.metrics()["rollouts/started"]) == (0, 0)
 
 
-async def test_cancelling_cancels_them_all_and_gives_every_sandbox_back(sandboxes: FakeSandboxPool) -> None:
+async def test_cancelling_cancels_all_rollouts_and_returns_every_sandbox(sandboxes: FakeSandboxPool) -> None:
     closed: list[str] = []
     asked = asyncio.Event()
 
@@ -165,7 +165,7 @@ async def test_cancelling_cancels_them_all_and_gives_every_sandbox_back(sandboxe
     assert sorted(closed) == ["t0", "t0", "t1", "t1"]
 
 
-async def test_rollout_ids_are_unique_in_the_batch_and_on_rollout_sees_each_of_them_failed_or_not() -> None:
+async def test_rollout_ids_are_unique_and_on_rollout_sees_each_rollout_failed_or_not() -> None:
     seen: list[Rollout] = []
     bad = ag.Task(id="bad", prompt=tasks(1)[0].prompt)
     groups = await run_groups(Say, [*tasks(3), bad], ZERO, n=4, on_rollout=seen.append)
@@ -174,7 +174,7 @@ async def test_rollout_ids_are_unique_in_the_batch_and_on_rollout_sees_each_of_t
     assert sum(r.reward is None for r in seen) == 4
 
 
-def test_groups_can_be_sliced_and_hold_each_id_once() -> None:
+def test_groups_can_be_sliced_and_contain_each_id_once() -> None:
     made = [Group(group_id=name, rollouts=()) for name in "abc"]
     groups = Groups(made)
     assert [g.group_id for g in groups[1:]] == ["b", "c"]
@@ -184,7 +184,7 @@ def test_groups_can_be_sliced_and_hold_each_id_once() -> None:
 
 
 class Chaos(Scripted):
-    """Aborts, breaks, loses log-probabilities, or runs on, each now and then."""
+    """An engine that at times aborts, fails, loses log-probabilities or exceeds the requested length."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(self.speak)
@@ -214,7 +214,7 @@ class Chaos(Scripted):
 
 
 class Rough(Say):
-    """Tools that overflow and sandboxes that die."""
+    """An env whose tools overflow the context and whose sandboxes die."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=6, context_tokens=900, turn_tokens=300)
@@ -231,7 +231,7 @@ class Rough(Say):
         raise SandboxError("the sandbox died")
 
 
-async def test_over_a_thousand_rollouts_with_faults_lengths_match_and_the_counts_add_up(
+async def test_over_a_thousand_rollouts_with_faults_lengths_match_and_counts_add_up(
     sandboxes: FakeSandboxPool,
 ) -> None:
     engine = Chaos(0)
@@ -254,7 +254,7 @@ async def test_a_batch_has_as_many_groups_as_the_schedule_has_prompts() -> None:
 
 
 @pytest.mark.parametrize("field", ["group_size", "prompts_per_step", "concurrency"])
-def test_a_schedule_of_nothing_is_refused(field: str) -> None:
+def test_an_empty_schedule_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be at least 1, got 0"):
         replace(Schedule(group_size=1), **{field: 0})  # type: ignore[arg-type]
 

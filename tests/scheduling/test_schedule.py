@@ -1,4 +1,4 @@
-"""A schedule is a config: what it cannot mean is refused by the name of its field."""
+"""A schedule is a config: invalid values are refused by field name."""
 
 from typing import Any
 
@@ -23,13 +23,13 @@ from agentgym.scheduling import Schedule
         ({}, "Schedule: give group_size"),
     ],
 )
-def test_what_a_schedule_cannot_mean_is_refused_by_its_field(given: dict[str, Any], said: str) -> None:
+def test_an_invalid_schedule_is_refused_by_its_field(given: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError)) as refused:
         Schedule(**given)
     assert str(refused.value).startswith(said)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "../a"])
-def test_a_recipe_has_no_name_that_leads_out_of_the_folder_of_runs(name: str) -> None:
+def test_a_recipe_name_cannot_lead_out_of_the_runs_folder(name: str) -> None:
     with pytest.raises(ValueError, match=r"^recipe: expected a folder name within runs/, without '/', got "):
         ag.RunConfig(recipe=name, env="nim", model="m")

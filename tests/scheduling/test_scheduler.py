@@ -1,4 +1,4 @@
-"""The scheduler: tasks are drawn once, failures are counted, and everything adds up."""
+"""The scheduler: tasks are drawn once, failures are counted, and all counts add up."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ from agentgym.types.completion import Completion
 from tests.scheduling.scheduled import Boxed, Held, Say, batch_stats, cut, ids, task, tasks
 
 
-async def test_a_task_is_not_drawn_again_while_it_is_in_play() -> None:
+async def test_a_task_is_not_drawn_again_while_it_is_running() -> None:
     engine = Held(lambda name, turn: name == "t0/0" and not engine.let.is_set())
     names = [0, 1, 2, 0, 1, 2]
     async with Scheduler(
@@ -55,7 +55,7 @@ async def test_more_groups_at_once_than_there_are_tasks_is_an_error() -> None:
         (4, 2, {"max_staleness": 1}),
     ],
 )
-async def test_a_few_tasks_more_than_are_in_play_are_enough(count: int, prompts: int, settings: dict[str, Any]) -> None:
+async def test_a_few_more_tasks_than_are_running_are_enough(count: int, prompts: int, settings: dict[str, Any]) -> None:
     class Few(Say):
         @classmethod
         def tasks(cls, split: Split) -> list[ag.Task]:
@@ -75,12 +75,12 @@ async def test_a_few_tasks_more_than_are_in_play_are_enough(count: int, prompts:
             assert [len(await scheduler.collect(prompts)) for _ in range(30)] == [prompts] * 30
 
 
-async def test_where_the_tasks_run_out_the_batch_is_smaller() -> None:
+async def test_if_the_tasks_run_out_the_batch_is_smaller() -> None:
     async with Scheduler(Say, tasks(3), Scripted([say("1")]), Schedule(group_size=1)) as scheduler:
         assert [len(await scheduler.collect(2)) for _ in range(3)] == [2, 1, 0]
 
 
-async def test_a_failed_rollout_does_not_make_a_group_whole_where_another_can() -> None:
+async def test_a_failed_rollout_does_not_complete_a_group_if_another_can() -> None:
     class Bad(Say):
         async def setup(self) -> None:
             if next(made) == 0:
@@ -95,7 +95,7 @@ async def test_a_failed_rollout_does_not_make_a_group_whole_where_another_can() 
     assert batch_stats(groups).rollouts == LifecycleCounts(started=3, finished=2, failed=1)
 
 
-async def test_groups_that_can_not_become_whole_end_the_batch_all_the_same() -> None:
+async def test_groups_that_cannot_be_completed_do_not_block_the_batch() -> None:
     class Bad(Say):
         async def setup(self) -> None:
             if self.task.id == "t0":
@@ -107,7 +107,7 @@ async def test_groups_that_can_not_become_whole_end_the_batch_all_the_same() -> 
     assert batch_stats(groups).rollouts == LifecycleCounts(started=4, finished=2, failed=2)
 
 
-async def test_a_batch_in_which_all_fail_is_left_to_the_caller_to_judge() -> None:
+async def test_a_batch_in_which_all_fail_is_returned_to_the_caller() -> None:
     class Bad(Say):
         async def setup(self) -> None:
             raise ValueError("broken")
@@ -120,7 +120,7 @@ async def test_a_batch_in_which_all_fail_is_left_to_the_caller_to_judge() -> Non
     raise_if_all_failed(Groups([]))
 
 
-def test_counts_that_do_not_add_up_cannot_be_made() -> None:
+def test_inconsistent_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="counts"):
         LifecycleCounts(started=3, finished=1, dropped=1)
     with pytest.raises(ValueError, match="counts"):
@@ -128,7 +128,7 @@ def test_counts_that_do_not_add_up_cannot_be_made() -> None:
 
 
 class Faulty(Held):
-    """Tools, faults and waits by the dice."""
+    """An engine that at random calls tools, fails and waits."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(lambda name, turn: False)
@@ -155,7 +155,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-async def test_under_faults_everything_that_was_started_is_in_one_count(name: str, sandboxes: FakeSandboxPool) -> None:
+async def test_with_faults_every_started_item_is_in_exactly_one_count(name: str, sandboxes: FakeSandboxPool) -> None:
     settings, staleness = SETTINGS[name]
     engine, seen = Faulty(7), list[str]()
     async with Scheduler(
@@ -185,7 +185,7 @@ async def test_under_faults_everything_that_was_started_is_in_one_count(name: st
     assert sandboxes.leased == []
 
 
-async def test_thousands_of_rollouts_do_not_begin_in_one_pass_of_the_event_loop() -> None:
+async def test_thousands_of_rollouts_do_not_start_in_one_pass_of_the_event_loop() -> None:
     begun = Counter[int]()
     passes = 0
 

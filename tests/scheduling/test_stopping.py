@@ -1,4 +1,4 @@
-"""A scheduler that goes on in another process from where one was stopped."""
+"""A scheduler that resumes in another process from where one was stopped."""
 
 import json
 from typing import Any
@@ -14,13 +14,13 @@ from tests.scheduling.scheduled import Held, Say, Signals, batch_stats, cut, ids
 
 
 def resumed(state: dict[str, Any]) -> TaskSampler[ag.Task]:
-    """The sampler of another process, from a state that was written to a file and read again."""
+    """Return another process's sampler, with a state that was written to a file and read back."""
     sampler = TaskSampler(tasks())
     sampler.load_state_dict([json.loads(json.dumps(state))])
     return sampler
 
 
-async def test_what_was_carried_when_a_run_stopped_is_dropped_by_the_next_one_and_its_tasks_are_played() -> None:
+async def test_rollouts_carried_when_a_run_stopped_are_dropped_and_their_tasks_run_again() -> None:
     engine = Held(lambda name, turn: name.startswith(("t1/", "t3/")))
     settings = cut(extra_groups=2, carry=5)
     async with Scheduler(Say, tasks(), engine, Schedule(group_size=2, oversample=settings)) as scheduler:
@@ -41,7 +41,7 @@ async def test_what_was_carried_when_a_run_stopped_is_dropped_by_the_next_one_an
     assert batch_stats(third).groups.dropped == 0
 
 
-async def test_what_was_played_ahead_when_a_run_stopped_is_counted_as_started_and_dropped() -> None:
+async def test_rollouts_run_ahead_when_a_run_stopped_count_as_started_and_dropped() -> None:
     async with Scheduler(Say, tasks(), Scripted([say("1")]), Schedule(group_size=2, max_staleness=1)) as scheduler:
         first = await scheduler.collect(3)
         await settle()
@@ -57,7 +57,7 @@ async def test_what_was_played_ahead_when_a_run_stopped_is_counted_as_started_an
     assert second.dropped_tokens == state["in_play"]["tokens"]
 
 
-async def test_the_draws_of_a_run_that_goes_on_are_those_of_one_that_did_not_stop() -> None:
+async def test_a_resumed_run_draws_the_same_tasks_and_seeds_as_one_that_never_stopped() -> None:
     seeds: list[int | None] = []
 
     class Seeded(Say):
@@ -75,7 +75,7 @@ async def test_the_draws_of_a_run_that_goes_on_are_those_of_one_that_did_not_sto
     assert len(set(seeds)) == 4
 
 
-async def test_what_was_dropped_before_a_stop_is_not_played_again() -> None:
+async def test_groups_dropped_before_a_stop_are_not_run_again() -> None:
     engine = Held(lambda name, turn: not name.startswith("t1/"))
     async with Scheduler(Say, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=2))) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t1"]
@@ -85,7 +85,7 @@ async def test_what_was_dropped_before_a_stop_is_not_played_again() -> None:
         assert ids(await scheduler.collect(2)) == ["t3", "t4"]
 
 
-async def test_what_was_replaced_ahead_of_a_stop_is_in_play_until_it_is_counted_and_outlives_a_second_stop() -> None:
+async def test_groups_replaced_ahead_of_a_stop_are_counted_even_after_a_second_stop() -> None:
     replacing = OversampleConfig(replace=10)
     async with Scheduler(
         Say, tasks(), Signals(), Schedule(group_size=2, max_staleness=1, oversample=replacing)

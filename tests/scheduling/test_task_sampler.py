@@ -1,4 +1,4 @@
-"""The order of tasks: shared out over processes, and resumed on another number of them."""
+"""The order of tasks: divided among processes, and resumed on another number of them."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ def task(number: int) -> ag.Task:
 
 
 class Many(ag.ToolEnv[ag.Task]):
-    """A thousand tasks."""
+    """An env with a thousand tasks."""
 
     @classmethod
     def tasks(cls, split: Split) -> ag.Procedural[ag.Task]:
@@ -36,7 +36,7 @@ def sampler(world: int, rank: int, by_id: bool = False, states: Any = (), seed: 
 
 
 def draw(one: TaskSampler[ag.Task], count: int, *, unplayed: Any = ()) -> list[str]:
-    """The ids of the next tasks; all of them are played, but for those at the `unplayed` positions."""
+    """Return the ids of the next tasks; all of them run, except those at the `unplayed` positions."""
     drawn = [one.next() for _ in range(count)]
     for position, sampled in enumerate(drawn):
         assert sampled is not None
@@ -48,20 +48,20 @@ def draw(one: TaskSampler[ag.Task], count: int, *, unplayed: Any = ()) -> list[s
 ORDER = draw(sampler(1, 0), 400)
 
 
-def test_a_sampler_goes_on_where_another_one_was() -> None:
+def test_a_sampler_continues_from_anothers_state() -> None:
     first = sampler(1, 0)
     draw(first, 9)
     assert draw(sampler(1, 0, states=[first.state_dict()]), 20) == ORDER[9:29]
 
 
-def test_what_was_drawn_and_not_played_comes_first() -> None:
+def test_drawn_tasks_that_did_not_run_come_first() -> None:
     first = sampler(1, 0)
     draw(first, 9, unplayed=(2, 7))
     again = sampler(1, 0, states=[first.state_dict()])
     assert draw(again, 4) == [ORDER[2], ORDER[7], ORDER[9], ORDER[10]]
 
 
-def test_a_second_stop_before_those_were_drawn_forgets_none() -> None:
+def test_a_second_stop_before_they_are_drawn_forgets_none() -> None:
     first = sampler(1, 0)
     draw(first, 9, unplayed=(2, 5, 7))
     second = sampler(1, 0, states=[first.state_dict()])
@@ -78,7 +78,7 @@ def test_each_id_belongs_to_one_of_three_processes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_task_that_stays_in_play_for_many_rounds_takes_no_other_one_along(seed: int) -> None:
+def test_a_task_that_runs_for_many_rounds_does_not_block_others(seed: int) -> None:
     class Few(ag.ToolEnv[ag.Task]):
         @classmethod
         def tasks(cls, split: Split) -> list[ag.Task]:
@@ -95,7 +95,7 @@ def test_a_task_that_stays_in_play_for_many_rounds_takes_no_other_one_along(seed
         sampler.played(sampled.number)
     assert len(found) == 3
     assert max(found.values()) < 1.5 * min(found.values())
-    assert len(sampler.state_dict()["unplayed"]) == 2  # the one in play, and once more
+    assert len(sampler.state_dict()["unplayed"]) == 2  # the running one, and its repetition
     sampler.played(stays.number)
     again = sampler.next()
     assert again is not None
@@ -108,7 +108,7 @@ def test_a_task_that_stays_in_play_for_many_rounds_takes_no_other_one_along(seed
     dice=st.randoms(use_true_random=False),
 )
 @settings(max_examples=60, deadline=None)
-def test_over_any_stops_on_any_number_of_processes_each_task_is_played_once(
+def test_over_any_stops_on_any_number_of_processes_each_task_runs_once(
     worlds: list[tuple[int, int]], by_id: bool, dice: Any
 ) -> None:
     rollout: Counter[str] = Counter()
@@ -128,7 +128,7 @@ def test_over_any_stops_on_any_number_of_processes_each_task_is_played_once(
 
 
 def two_states() -> list[dict[str, Any]]:
-    """The states of two processes after three batches, with groups in play."""
+    """Return the states of two processes after three batches, with groups running."""
     left = [
         InPlay(started=1, resumed=2, tokens=10, requests={"started": 4, "dropped": 4}),
         InPlay(resumed=1, tokens=5, requests={"started": 1, "finished": 1}),
@@ -143,21 +143,21 @@ def two_states() -> list[dict[str, Any]]:
     return made
 
 
-def test_the_first_process_takes_over_all_that_was_in_play() -> None:
+def test_the_first_process_takes_over_everything_that_was_running() -> None:
     first, second = (sampler(2, rank, states=two_states()) for rank in range(2))
     assert first.batches == second.batches == 3
     assert first.lost == InPlay(started=1, resumed=3, tokens=15, requests={"started": 5, "dropped": 4, "finished": 1})
     assert second.lost == InPlay()
 
 
-def test_what_was_in_play_is_lost_once() -> None:
+def test_running_items_are_lost_only_once() -> None:
     first = sampler(1, 0, states=two_states())
     assert sampler(1, 0, states=[first.state_dict()]).lost == first.lost != InPlay()
     first.batch_done()
     assert sampler(1, 0, states=[first.state_dict()]).lost == InPlay()
 
 
-def test_a_task_has_one_number_in_the_run_and_keeps_it_when_the_run_is_resumed() -> None:
+def test_a_task_has_one_number_in_the_run_and_keeps_it_after_a_resume() -> None:
     first = sampler(2, 1)
     numbers = {one.task.id: one.number for one in (first.next() for _ in range(6)) if one}
     assert numbers == {ORDER[number]: number for number in (1, 3, 5, 7, 9, 11)}
@@ -166,7 +166,7 @@ def test_a_task_has_one_number_in_the_run_and_keeps_it_when_the_run_is_resumed()
     assert [one.number for one in again if one] == list(range(12))
 
 
-def test_a_task_whose_id_is_taken_waits_for_its_turn_and_is_not_lost_by_a_stop() -> None:
+def test_a_task_whose_id_is_in_use_waits_and_is_not_lost_by_a_stop() -> None:
     one = TaskSampler(map(task, (0, 1, 0, 2)))
     assert draw(one, 2) == ["t0", "t1"]
     passed = one.next(taken={"t0"})
@@ -196,14 +196,14 @@ def test_a_task_whose_id_is_taken_waits_for_its_turn_and_is_not_lost_by_a_stop()
         (r"tasks: number 5 is 't\d+', but was 'x' in the resumed run", {"last_id": "x"}),
     ],
 )
-def test_a_state_that_is_wrong_is_refused_by_name(name: str, change: dict[str, Any]) -> None:
+def test_an_invalid_state_is_refused_by_name(name: str, change: dict[str, Any]) -> None:
     first = sampler(1, 0)
     draw(first, 6)
     with pytest.raises(ValueError, match=rf"^{name}"):
         sampler(1, 0, states=[first.state_dict() | change])
 
 
-def test_the_states_of_all_processes_are_asked_for_in_the_order_of_their_ranks() -> None:
+def test_states_must_cover_all_processes_in_rank_order() -> None:
     states = two_states()
     for wrong in (states[:1], states[::-1], [*states, states[1]]):
         with pytest.raises(ValueError, match=r"^sampler: give the states of all processes in the order of their ranks"):
@@ -221,19 +221,19 @@ def test_the_states_of_all_processes_are_asked_for_in_the_order_of_their_ranks()
         ([sampler(2, 0).state_dict(), [1]], "list at position 1"),
     ],
 )
-def test_what_is_no_list_of_states_is_refused_with_what_to_give(states: Any, got: str) -> None:
+def test_an_invalid_list_of_states_is_refused_with_advice(states: Any, got: str) -> None:
     with pytest.raises(
         ValueError, match=rf"^sampler: give a list with the state_dict\(\) of each process.*; got {got}$"
     ):
         sampler(1, 0).load_state_dict(states)
 
 
-def test_a_state_that_json_cannot_say_is_refused() -> None:
+def test_a_state_that_json_cannot_represent_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^sampler: the state is not one that state_dict\(\) returned"):
         sampler(1, 0).load_state_dict([sampler(1, 0).state_dict() | {"last_id": object()}])
 
 
-def test_another_order_of_tasks_or_too_few_of_them_are_refused() -> None:
+def test_another_order_of_tasks_or_too_few_of_them_is_refused() -> None:
     first = sampler(1, 0)
     draw(first, 6)
     with pytest.raises(ValueError, match=r"^tasks: number 5 is .* resume with the same env, prompts and seed"):
@@ -245,7 +245,7 @@ def test_another_order_of_tasks_or_too_few_of_them_are_refused() -> None:
         few.load_state_dict([many.state_dict()])
 
 
-def test_a_sampler_that_has_handed_out_tasks_takes_no_state() -> None:
+def test_a_sampler_that_has_returned_tasks_accepts_no_state() -> None:
     first = sampler(1, 0)
     draw(first, 1)
     with pytest.raises(ValueError, match=r"^sampler: it has handed out tasks already"):
@@ -253,7 +253,7 @@ def test_a_sampler_that_has_handed_out_tasks_takes_no_state() -> None:
 
 
 class Two(Many):
-    """Two tasks that belong to one process of two by their ids."""
+    """An env with two tasks that belong to the same one of two processes by their ids."""
 
     @classmethod
     def tasks(cls, split: Split) -> Any:
@@ -261,7 +261,7 @@ class Two(Many):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_to_which_too_few_tasks_belong_is_refused_on_all(rank: int) -> None:
+def test_a_process_with_too_few_tasks_is_refused_on_all_processes(rank: int) -> None:
     sharding = Sharding(prompts=2, rank=rank, world=2, by_id=True)
     assert len({sharding.owner(SampledTask(0, each)) for each in Two.tasks("train")}) == 1
     with pytest.raises(
@@ -271,7 +271,7 @@ def test_a_process_to_which_too_few_tasks_belong_is_refused_on_all(rank: int) ->
 
 
 class Pairs(Many):
-    """A hundred tasks, two of each id."""
+    """An env with a hundred tasks, two per id."""
 
     @classmethod
     def tasks(cls, split: Split) -> ag.Procedural[ag.Task]:
@@ -279,7 +279,7 @@ class Pairs(Many):
 
 
 class Generated(Many):
-    """Tasks without an end, of eight ids."""
+    """An env with an endless stream of tasks that have eight ids."""
 
     @classmethod
     def tasks(cls, split: Split) -> Any:
@@ -287,7 +287,7 @@ class Generated(Many):
 
 
 class Same(Many):
-    """Tasks of one id alone."""
+    """An env whose tasks all have one id."""
 
     @classmethod
     def tasks(cls, split: Split) -> ag.Procedural[ag.Task]:
@@ -295,7 +295,7 @@ class Same(Many):
 
 
 @pytest.mark.parametrize("env", [Pairs, Generated])
-def test_a_batch_has_each_id_once_where_an_env_makes_some_twice(env: type[Many]) -> None:
+def test_a_batch_has_each_id_once_even_if_an_env_repeats_some(env: type[Many]) -> None:
     for batch in batches(env, 7, 40, seed=1):
         assert len({each.id for each in batch}) == 7
 
@@ -308,7 +308,7 @@ def test_an_env_with_fewer_ids_than_a_batch_has_tasks_is_refused() -> None:
         next(batches(Same, 2, 1, seed=0))
 
 
-def test_processes_that_play_beyond_their_share_of_a_batch_have_ids_of_their_own() -> None:
+def test_processes_that_run_beyond_their_share_need_tasks_assigned_by_id() -> None:
     cut = OversampleConfig(stop="target", extra_rollouts=1)
     crossing = (OversampleConfig(replace=1), replace(cut, extra_groups=1), replace(cut, carry=1))
     assert [each.crosses_batches for each in (OversampleConfig(), cut, *crossing)] == [False, False, True, True, True]

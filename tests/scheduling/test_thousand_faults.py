@@ -1,4 +1,4 @@
-"""A thousand rollouts with everything that goes wrong (vectors T15): no length differs, and every count adds up."""
+"""A thousand rollouts with every kind of fault (vectors T15): all lengths match and every count adds up."""
 
 import random
 from collections import Counter
@@ -46,7 +46,7 @@ def fault_of(rollout_id: str) -> str:
 
 
 class Dying(FakeSandbox):
-    """Dies when it is told to, and can be told by a branch too."""
+    """A sandbox that dies when told to, even by a branch."""
 
     async def python(
         self,
@@ -63,7 +63,7 @@ class Dying(FakeSandbox):
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """Tools, sub-agents, forks, a small context and compaction, all at once."""
+    """An env with tools, sub-agents, forks, a small context and compaction at once."""
 
     sandbox_spec: ClassVar[Any] = ag.AnySandbox()
     limits = ag.Limits(turns=8, context_tokens=2400, turn_tokens=400, tokens=1200, retries=1)
@@ -121,13 +121,13 @@ USUAL: list[Reply] = [call("python", code="1"), call("ask"), say("kid"), call("s
 
 
 class Faulty(Scripted):
-    """Plays each rollout's script, and its fault."""
+    """An engine that plays each rollout's script and its fault."""
 
     def __init__(self) -> None:
         super().__init__([])
         self.asked: Counter[str] = Counter()
         self.given: Counter[str] = Counter()
-        """Ids that came back whole, by rollout; those of a first attempt that failed are taken back."""
+        """Ids returned in full, by rollout; those of a first attempt that failed are subtracted."""
 
     def _next(self, token_ids: Sequence[int], session: str) -> Reply:
         rollout_id = session.rpartition("/")[0]
@@ -198,7 +198,7 @@ async def test_a_thousand_rollouts_with_faults_lose_no_token_and_no_count(no_lea
     assert len(sandboxes.made) == 1000 + sum(fault_of(r.rollout_id) == "fails_at_first" for r in rollouts)
 
 
-async def test_what_a_thousand_faulty_rollouts_train_is_what_was_sampled_once() -> None:
+async def test_a_thousand_faulty_rollouts_train_every_sampled_token_once() -> None:
     engine = Faulty()
     groups = await run_groups(Desk, Desk.tasks("train"), engine, n=EACH, sandboxes=FakeSandboxPool(Dying))
     for merged in (False, True):
@@ -213,7 +213,7 @@ async def test_what_a_thousand_faulty_rollouts_train_is_what_was_sampled_once() 
         assert sum(row.weight for row in batch) - len(trained) < 1e-6
 
 
-async def test_branches_with_faults_change_nothing_of_their_rollouts_and_lose_no_token(no_leaks: None) -> None:
+async def test_branches_with_faults_do_not_change_their_rollouts_and_lose_no_token(no_leaks: None) -> None:
     tasks = Desk.tasks("train")[:30]
     plain = await run_groups(Desk, tasks, Faulty(), n=4, sandboxes=FakeSandboxPool(Dying))
     engine, sandboxes = Faulty(), FakeSandboxPool(Dying)

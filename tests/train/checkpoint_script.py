@@ -1,6 +1,6 @@
-"""What every rank of test_checkpoint.py runs: `torchrun checkpoint_script.py INPUT OUTPUT_FOLDER`.
+"""The script that every rank of test_checkpoint.py runs: `torchrun checkpoint_script.py INPUT OUTPUT_FOLDER`.
 
-Writes a checkpoint after the first batch; then goes on from one that a single process wrote.
+It writes a checkpoint after the first batch, then resumes from one that a single process wrote.
 """
 
 import pickle

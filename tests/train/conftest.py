@@ -21,7 +21,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random Qwen3 of two layers."""
+    """Create a folder with a random two-layer Qwen3."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_segment(
     rng: np.random.Generator, index: int, turns: Sequence[tuple[int, int]], *, tail: int = 0, version: int = 0
 ) -> Segment:
-    """A segment of (context tokens, sampled tokens) pairs."""
+    """Return a segment of (context tokens, sampled tokens) pairs."""
     spans, at = [], 0
     for context, sampled in turns:
         spans.append((at + context, at + context + sampled))
@@ -81,7 +81,7 @@ def _turn(start: int, stop: int, version: int = 0) -> Turn:
 
 
 def make_groups(seed: int = 0, *, groups: int = 3, size: int = 3) -> list[Group]:
-    """Groups of rollouts with one to three segments of one to three turns, lengths far apart."""
+    """Return groups of rollouts with one to three segments of one to three turns, with widely varying lengths."""
     rng = np.random.default_rng(seed)
 
     def one(group: int, i: int) -> Rollout:
@@ -111,16 +111,16 @@ def groups_of() -> Callable[..., list[Group]]:
 
 
 Choose: TypeAlias = Callable[[int, int], int]
-"""Draws a whole number between two, both included."""
+"""Draws an integer between two bounds, both included."""
 Said: TypeAlias = list[tuple[list[int], list[int]]]
-"""Turns: context ids and sampled ids."""
+"""Turns as pairs of context ids and sampled ids."""
 
 
 def grow_groups(choose: Choose, *, groups: int = 2, size: int = 3) -> list[Group]:
-    """Groups whose samples share what real ones do.
+    """Return groups whose samples share tokens as real ones do.
 
-    A prompt by the rollouts of a group, a prefix by the turns of a segment, first turns sampled alike by two
-    rollouts, forks that take over what their parent holds, and compactions that begin anew behind the prompt.
+    The rollouts of a group share a prompt and the turns of a segment a prefix; two rollouts sample the same first
+    turns, forks copy the content of their parent, and compactions start again after the prompt.
     """
 
     def some(low: int, high: int) -> list[int]:
@@ -158,7 +158,7 @@ def grow_groups(choose: Choose, *, groups: int = 2, size: int = 3) -> list[Group
 
 
 def _lay(index: int, kind: SegmentKind, taken: list[int], said: Said) -> Segment:
-    """A segment of `taken` tokens that are not its own, and turns."""
+    """Return a segment of the tokens in `taken`, which another segment sampled, followed by turns."""
     ids, spans = list(taken), []
     for context, sampled in said:
         ids += context
@@ -180,7 +180,7 @@ def _lay(index: int, kind: SegmentKind, taken: list[int], said: Said) -> Segment
 
 @pytest.fixture(scope="session")
 def grown() -> Callable[..., list[Group]]:
-    """`grow_groups` with numbers from a seed, or from what draws them."""
+    """Return `grow_groups` with numbers from a seed or from a drawing function."""
 
     def grow(source: int | Choose, **sizes: int) -> list[Group]:
         if isinstance(source, int):

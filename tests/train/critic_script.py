@@ -1,4 +1,4 @@
-"""What every rank of test_critic.py runs: `torchrun critic_script.py INPUT OUTPUT_FOLDER`."""
+"""The script that every rank of test_critic.py runs: `torchrun critic_script.py INPUT OUTPUT_FOLDER`."""
 
 import pickle
 import sys

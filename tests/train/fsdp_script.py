@@ -1,4 +1,7 @@
-"""What every rank of test_fsdp.py runs: `torchrun fsdp_script.py INPUT OUTPUT_FOLDER`; plain python for one process."""
+"""The script that every rank of test_fsdp.py runs: `torchrun fsdp_script.py INPUT OUTPUT_FOLDER`.
+
+One process runs it with plain python.
+"""
 
 import asyncio
 import pickle
@@ -17,13 +20,13 @@ from agentgym.types.weights import Adapter
 
 
 def slow_disk(adapter: Adapter, path: Path, files: Mapping[str, str]) -> None:
-    """Rank 0 is the one that writes: give the others all the time to look too early."""
+    """Write slowly on rank 0, so that other ranks that don't wait would look too early."""
     time.sleep(0.5)
     write_adapter(adapter, path, files)
 
 
 def unlike(rows: list[Sample], rank: int) -> dict[str, list[Sample]]:
-    """Samples that differ from rank to rank in one thing, and ones that are wrong on all."""
+    """Return samples that differ between ranks in one respect, and samples that are wrong on all ranks."""
     first, *rest = rows
     ids, worth, said = first.response_ids.copy(), first.advantages.copy(), first.logprobs.copy()
     ids[-1], worth[first.loss_mask], said[first.loss_mask] = 2 + rank, 1.0 + rank, -1.0 - rank
@@ -43,7 +46,7 @@ def unlike(rows: list[Sample], rank: int) -> dict[str, list[Sample]]:
 
 
 async def refusal(trainer: Trainer, rows: list[Sample]) -> str:
-    """Why the samples are refused."""
+    """Return the error for these samples."""
     try:
         await trainer.step(rows)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A short training of a whole model, the same in every process of a test."""
+"""A short training run of a full model, identical in every process of a test."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ Result: TypeAlias = tuple[list[dict[str, float]], dict[str, Any]]
 
 
 def train(trainer: Trainer, batches: Sequence[list[Sample]]) -> Result:
-    """Train on these batches."""
+    """Train on these batches and return metrics and weights."""
     stats = [{k: v for k, v in trainer.train(batch).items() if k != "train/seconds"} for batch in batches]
     weights = trainer.weights()
     assert weights is not None

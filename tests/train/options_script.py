@@ -1,4 +1,4 @@
-"""What every rank of test_options.py runs: `torchrun options_script.py INPUT OUTPUT_FOLDER`."""
+"""The script that every rank of test_options.py runs: `torchrun options_script.py INPUT OUTPUT_FOLDER`."""
 
 import pickle
 import sys
@@ -14,7 +14,7 @@ from agentgym.types.sample import Sample
 
 
 def metrics(model: Path, config: TrainConfig, batches: list[list[Sample]]) -> dict[str, Any]:
-    """Everything a run leaves behind, or the error that refused it."""
+    """Return all results of a run, or the error that refused it."""
     try:
         with Trainer(model, config) as trainer, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -29,7 +29,7 @@ def metrics(model: Path, config: TrainConfig, batches: list[list[Sample]]) -> di
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")  # one for all of the runs
+    dist.init_process_group("gloo")  # one for all runs
     runs = pickle.loads(Path(sys.argv[1]).read_bytes())
     results = {name: metrics(*run) for name, run in runs.items()}
     (Path(sys.argv[2]) / f"rank{dist.get_rank()}.pickle").write_bytes(pickle.dumps(results))

@@ -1,4 +1,4 @@
-"""What every rank of test_replicas.py runs: `torchrun replicas_script.py INPUT OUTPUT_FOLDER`."""
+"""The script that every rank of test_replicas.py runs: `torchrun replicas_script.py INPUT OUTPUT_FOLDER`."""
 
 import pickle
 import sys
@@ -25,7 +25,7 @@ def weights(trainer: Trainer) -> dict[str, Any]:
 
 
 def held(trainer: Trainer) -> int:
-    """The bytes of the model's weights that this rank keeps."""
+    """Return the bytes of model weights that this rank stores."""
     parameters = trainer._open_now.learner.policy.parameters()
     local = (each.to_local() if isinstance(each, DTensor) else each for each in parameters)
     return sum(each.numel() * each.element_size() for each in local)

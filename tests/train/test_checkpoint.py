@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, and training goes on from them as if it had never stopped."""
+"""Checkpoints are complete or absent, and training resumes from them as if it had never stopped."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,11 @@ def train(trainer: Trainer, batches: list[list[Sample]]) -> Result:
 def alone(
     tiny_model: Path, config: TrainConfig, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Result]:
-    """One process: its checkpoint after the first batch, and what it made of the other two without a stop."""
+    """Train in one process.
+
+    Returns:
+        Its checkpoint after the first batch, and its result on the other two without a stop.
+    """
     folder = tmp_path_factory.mktemp("alone")
     with Trainer(tiny_model, config) as trainer:
         trainer.train(batches[0])
@@ -51,11 +55,11 @@ def alone(
         return folder, train(trainer, batches[1:])
 
 
-def test_training_goes_on_bit_for_bit(
+def test_training_resumes_bit_for_bit(
     tiny_model: Path, config: TrainConfig, batches: list[list[Sample]], alone: tuple[Path, Result]
 ) -> None:
     folder, (stats, tensors) = alone
-    with Trainer(tiny_model, config, seed=7) as trainer:  # another start: nothing of it is left
+    with Trainer(tiny_model, config, seed=7) as trainer:  # another start, of which nothing remains
         assert trainer.resume(folder) == (1, {"said": "by one", "probe": [1, 2]})
         assert trainer.optimizer_steps == 3
         again, resumed = train(trainer, batches[1:])
@@ -63,7 +67,7 @@ def test_training_goes_on_bit_for_bit(
     assert all(np.array_equal(resumed[name], tensor) for name, tensor in tensors.items())
 
 
-def test_the_generators_of_random_numbers_go_on_too(tiny_model: Path, config: TrainConfig, tmp_path: Path) -> None:
+def test_random_number_generators_are_restored_too(tiny_model: Path, config: TrainConfig, tmp_path: Path) -> None:
     def draw() -> list[float]:
         import random
 
@@ -120,7 +124,7 @@ def test_a_checkpoint_of_another_base_model_of_the_same_shape_is_refused(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_base_goes_on_in_another_type_and_under_the_optimizers_new_settings(
+def test_the_same_base_can_resume_with_another_dtype_and_new_optimizer_settings(
     tiny_model: Path, config: TrainConfig, batches: list[list[Sample]], alone: tuple[Path, Result], dtype: Any
 ) -> None:
     ends = []
@@ -172,14 +176,14 @@ def close(one: Result, other: Result) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_from_the_checkpoint_of_one(ranks: tuple[Path, list[Any]], alone: tuple[Path, Result]) -> None:
+def test_two_ranks_resume_from_the_checkpoint_of_one(ranks: tuple[Path, list[Any]], alone: tuple[Path, Result]) -> None:
     for result in ranks[1]:
         assert (result["step"], result["run"]["said"]) == (1, "by one")
         close((result["stats"], result["tensors"]), alone[1])
 
 
 @pytest.mark.slow
-def test_one_rank_goes_on_from_the_checkpoint_of_two(
+def test_one_rank_resumes_from_the_checkpoint_of_two(
     tiny_model: Path,
     config: TrainConfig,
     batches: list[list[Sample]],
@@ -192,7 +196,7 @@ def test_one_rank_goes_on_from_the_checkpoint_of_two(
 
 
 @pytest.mark.slow
-def test_what_fails_on_the_first_rank_fails_on_all(ranks: tuple[Path, list[Any]]) -> None:
+def test_a_failure_on_the_first_rank_fails_on_all(ranks: tuple[Path, list[Any]]) -> None:
     first, second = (result["refused"] for result in ranks[1])
     assert first.startswith("resume: no complete checkpoint")
     assert second == f"rank 0: ValueError: {first}"
@@ -202,7 +206,7 @@ def test_what_fails_on_the_first_rank_fails_on_all(ranks: tuple[Path, list[Any]]
 
 
 @pytest.mark.slow
-def test_a_merged_model_is_base_and_adapter_without_peft(
+def test_a_merged_model_is_base_plus_adapter_without_peft(
     tiny_model: Path, config: TrainConfig, ranks: tuple[Path, list[Any]], alone: tuple[Path, Result], tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -222,7 +226,7 @@ def test_a_merged_model_is_base_and_adapter_without_peft(
     assert (ranks[0] / "merged" / "model.safetensors").exists()
 
 
-def test_a_merged_model_is_summed_in_float32_and_written_in_the_bases_type_with_its_tokenizer(
+def test_a_merged_model_is_summed_in_float32_and_written_in_the_bases_dtype(
     tiny_model: Path, alone: tuple[Path, Result], config: TrainConfig, tmp_path: Path
 ) -> None:
     from tokenizers import Tokenizer

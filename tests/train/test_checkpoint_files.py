@@ -1,4 +1,4 @@
-"""What stands on disk is whole or absent, at whatever moment the process that writes it dies."""
+"""Files on disk are complete or absent, whenever the process that writes them dies."""
 
 import json
 import os
@@ -21,12 +21,12 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.paren
 
 
 def whole(folder: Path) -> list[int]:
-    """The steps that are whole."""
+    """Return the complete steps."""
     return [step for step in range(100) if (folder / f"step-{step:06}").exists() and read(folder, step)]
 
 
 def read(folder: Path, step: int) -> dict[str, bytes]:
-    """The files of a step, which are what was written."""
+    """Check a step and return the content of its files."""
     check_step(folder / f"step-{step:06}")
     return {path.name: path.read_bytes() for path in (folder / f"step-{step:06}").iterdir() if path.suffix == ".pt"}
 
@@ -52,7 +52,7 @@ def test_a_process_killed_at_any_moment_of_a_write_leaves_the_step_whole_or_abse
     assert len(outcomes) > 5
     assert outcomes[0] is False
     assert outcomes[-1] is True
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []  # what the dead left is gone
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []  # leftovers are gone
 
 
 @pytest.mark.parametrize("how", ["exchange", pytest.param("renames", marks=pytest.mark.slow)])
@@ -67,7 +67,7 @@ def test_a_process_killed_while_it_writes_a_step_again_leaves_the_old_or_the_new
             text=True,
             check=False,
         )
-        if how == "exchange":  # at every moment, and not only after a process has tidied up
+        if how == "exchange":  # at every moment, not only after a cleanup by another process
             assert (tmp_path / "step-000002").exists()
         replace_folder.sweep(tmp_path / "step-000002")  # as the next write and the next resume do
         found.append(read(tmp_path, 2)["state.pt"][:3])
@@ -79,7 +79,7 @@ def test_a_process_killed_while_it_writes_a_step_again_leaves_the_old_or_the_new
 
 
 @pytest.mark.parametrize("renames", [False, True])
-def test_an_adapter_in_the_place_of_another_leaves_one_and_nothing_hidden(
+def test_replacing_an_adapter_leaves_one_and_no_hidden_folder(
     tmp_path: Path, renames: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if renames:
@@ -96,7 +96,7 @@ def test_an_adapter_in_the_place_of_another_leaves_one_and_nothing_hidden(
     assert not (tmp_path / "adapter" / "held").exists()
 
 
-def test_the_last_ones_stay_and_those_after_a_cut_back_go(tmp_path: Path) -> None:
+def test_the_last_checkpoints_are_kept_and_later_ones_removed_after_a_rewind(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         write_checkpoint(tmp_path, step, {"said": step}, keep=3)
     assert whole(tmp_path) == [20, 30, 40]
@@ -105,7 +105,7 @@ def test_the_last_ones_stay_and_those_after_a_cut_back_go(tmp_path: Path) -> Non
     assert last_checkpoint(tmp_path).state == {"said": "again"}
 
 
-def test_none_is_kept_is_refused(tmp_path: Path) -> None:
+def test_keeping_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep"):
         write_checkpoint(tmp_path, 1, {}, keep=0)
     assert not has_checkpoints(tmp_path)
@@ -150,7 +150,7 @@ def empty_manifest(path: Path) -> None:
         (empty_manifest, r"manifest\.json does not list state\.pt"),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
     damage: Callable[[Path], None], said: str, tmp_path: Path
 ) -> None:
     for step in (1, 2):
@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert (found.step, found.state) == (1, {"said": 1})
 
 
-def test_without_a_whole_checkpoint_there_is_a_clear_error(tmp_path: Path) -> None:
+def test_without_a_complete_checkpoint_there_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"resume: no complete checkpoint in .*checked 0"):
         last_checkpoint(tmp_path / "nowhere")
     write_checkpoint(tmp_path, 1, {}, keep=1)

@@ -1,4 +1,4 @@
-"""Samples, models and devices that a step would fail on or compute wrongly are refused by name."""
+"""Samples, models and devices on which a step would fail or compute wrongly are refused by name."""
 
 import json
 import shutil
@@ -49,15 +49,15 @@ SPOILT: dict[str, tuple[Callable[[Sample], Sample], str]] = {
         lambda row: replace(row, logprobs=np.where(row.loss_mask, 0.5, 0)),
         "log-probability 0.5, which is above 0",
     ),
-    "a log-probability that is no number": (
+    "a log-probability that is not a number": (
         lambda sample: replace(sample, logprobs=np.where(sample.loss_mask, np.nan, 0)),
         "a log-probability that is not finite",
     ),
-    "an advantage that is no number": (
+    "an advantage that is not a number": (
         lambda sample: replace(sample, advantages=np.where(sample.loss_mask, np.nan, 0)),
         "an advantage that is not finite",
     ),
-    "an advantage without bound": (
+    "an infinite advantage": (
         lambda sample: replace(sample, advantages=np.where(sample.loss_mask, -np.inf, 0)),
         "an advantage that is not finite",
     ),
@@ -69,7 +69,7 @@ SPOILT: dict[str, tuple[Callable[[Sample], Sample], str]] = {
 
 
 @pytest.mark.parametrize("spoilt", SPOILT)
-def test_a_sample_that_the_model_cannot_be_given_is_named_before_a_step_is_taken(
+def test_a_sample_that_does_not_fit_the_model_is_named_before_a_step(
     tiny_model: Path, rows: list[Sample], spoilt: str
 ) -> None:
     spoil, said = SPOILT[spoilt]
@@ -82,7 +82,9 @@ def test_a_sample_that_the_model_cannot_be_given_is_named_before_a_step_is_taken
         assert trainer.train(rows)["train/optimizer_steps"] == 1
 
 
-def test_rows_up_to_the_last_position_and_an_engines_rounding_are_trained(tiny_model: Path, rows: list[Sample]) -> None:
+def test_rows_up_to_the_last_position_and_small_rounding_errors_are_trained(
+    tiny_model: Path, rows: list[Sample]
+) -> None:
     row = replace(long(rows[0], 256), logprobs=np.where(rows[0].loss_mask, 1e-6, 0))
     with Trainer(tiny_model, PLAIN) as trainer:
         assert trainer.train([row])["train/optimizer_steps"] == 1
@@ -90,7 +92,7 @@ def test_rows_up_to_the_last_position_and_an_engines_rounding_are_trained(tiny_m
             trainer.score([1, 48], sampling=Sampling())
 
 
-def test_the_positions_of_a_scaled_rotation_count() -> None:
+def test_positions_of_a_scaled_rotary_embedding_count() -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
     text = SimpleNamespace(max_position_embeddings=32_768, rope_parameters=rope)
 
@@ -140,14 +142,14 @@ def refused(model: Path | str, said: str, config: TrainConfig = PLAIN) -> None:
         pass
 
 
-def test_an_adapters_folder_is_no_model(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_adapter_folder_is_not_accepted_as_a_model(tiny_model: Path, tmp_path: Path) -> None:
     with Trainer(tiny_model, PLAIN) as trainer:
         trainer.save(tmp_path / "adapter")
     refused(tmp_path / "adapter", r"^model: .* holds an adapter, .*`agentgym merge`")
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "runs/of/mine/model"])
-def test_a_folder_that_is_not_there_is_said_to_be_missing(name: str) -> None:
+def test_a_missing_folder_is_reported_as_missing(name: str) -> None:
     refused(name, f"^model: there is no folder {name}")
 
 
@@ -155,9 +157,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, f"^model: {tmp_path} cannot be loaded")
 
 
-def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_with_random_numbers(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_randomly(tiny_model: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     copy = edited(tiny_model, tmp_path)
@@ -170,7 +170,7 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_with_random_
     )
 
 
-def test_a_file_of_weights_that_was_cut_off_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_truncated_weight_file_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     copy = edited(tiny_model, tmp_path)
     content = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(content[: len(content) // 2])
@@ -178,7 +178,7 @@ def test_a_file_of_weights_that_was_cut_off_is_refused(tiny_model: Path, tmp_pat
 
 
 @pytest.mark.parametrize("setting", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
-def test_a_setting_of_the_logits_that_the_model_does_not_use_changes_nothing(
+def test_a_logit_setting_that_the_model_does_not_use_changes_nothing(
     tiny_model: Path, tmp_path: Path, setting: str
 ) -> None:
     scores = []
@@ -190,7 +190,7 @@ def test_a_setting_of_the_logits_that_the_model_does_not_use_changes_nothing(
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")  # PEFT's own
 @pytest.mark.parametrize("setting", ["gradient_checkpointing", "shard"])
-def test_layers_are_found_by_their_number_whatever_they_are_called(tmp_path: Path, setting: str) -> None:
+def test_layers_are_found_by_their_number_whatever_their_name(tmp_path: Path, setting: str) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     size = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
@@ -213,8 +213,8 @@ def test_a_model_whose_layers_are_not_found_is_refused_by_the_setting_that_needs
 # Devices
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is of machines without a GPU")
-def test_a_gpu_that_is_not_there_is_said_to_be_missing(tiny_model: Path) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_missing_gpu_is_reported_as_missing(tiny_model: Path) -> None:
     refused(tiny_model, "^device: cuda was requested, but torch finds no GPU", replace(PLAIN, device="cuda"))
 
 

@@ -1,4 +1,4 @@
-"""Settings out of their bounds, and settings that mean nothing beside others, are refused by the field's name."""
+"""Settings that are out of bounds or contradict others are refused by field name."""
 
 import math
 from pathlib import Path
@@ -88,12 +88,12 @@ ROOT = Path(__file__).parents[2]
         ({"method": "full", "dora": True}, "dora, method: .*method='full' trains no adapter"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused_by_the_name_of_the_field(change: dict[str, Any], error: str) -> None:
+def test_contradictory_settings_are_refused_by_field_name(change: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=f"^{error}"):
         TrainConfig(**change)
 
 
-def test_lists_are_taken_for_tuples_and_whole_numbers_for_floats() -> None:
+def test_lists_are_accepted_for_tuples_and_integers_for_floats() -> None:
     config = TrainConfig(lora_targets=["q_proj"], betas=[0.9, 0.99], lr=1, loss_agg=8)  # type: ignore[arg-type]
     assert (config.lora_targets, config.betas, config.lr, config.loss_agg) == (("q_proj",), (0.9, 0.99), 1.0, 8.0)
 
@@ -107,7 +107,7 @@ def test_lists_are_taken_for_tuples_and_whole_numbers_for_floats() -> None:
         ("some/folder", "full", 1e-6),
     ],
 )
-def test_the_learning_rate_that_is_not_named_depends_on_the_model(
+def test_the_default_learning_rate_depends_on_the_model(
     model: str, method: Any, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -116,6 +116,6 @@ def test_the_learning_rate_that_is_not_named_depends_on_the_model(
     assert with_rate(TrainConfig(method=method, lr=0.5), model).lr == 0.5
 
 
-def test_a_rate_that_is_neither_named_nor_chosen_is_refused_by_name() -> None:
+def test_a_rate_without_a_value_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"^lr: the default depends on the model"):
         learning_rate(TrainConfig(), 0)

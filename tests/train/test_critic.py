@@ -1,4 +1,4 @@
-"""The critic: what it learns, that its policy does not notice it, and that it goes on where it was stopped."""
+"""The critic: its learning, its isolation from the policy, and resuming it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ CONFIG = TrainConfig(
 
 
 def numbered(groups: Sequence[Group]) -> list[Group]:
-    """The groups with turns that are numbered in the order of their segments."""
+    """Return the groups with turns numbered in the order of their segments."""
 
     def one(rollout: Rollout) -> Rollout:
         segments, number = list[Segment](), 0
@@ -61,12 +61,12 @@ def adapter(trainer: Trainer) -> dict[str, Any]:
 
 
 WORTH = {2: 0.0, 3: 1.0, 4: 2.0, 5: -1.0}
-"""What a rollout is worth on average, by the token before each of its turns."""
+"""The mean reward of a rollout, by the token before each of its turns."""
 NOISE = 0.5
 
 
 def known(seed: int) -> list[Group]:
-    """Rollouts of two turns, whose reward is the worth of the token before each, and noise."""
+    """Return rollouts of two turns, whose reward is the worth of the token before each turn plus noise."""
     rng = np.random.default_rng(seed)
     rollouts = []
     for i in range(48):
@@ -86,7 +86,7 @@ def test_the_head_learns_the_values_of_a_known_env(tiny_model: Path) -> None:
     with Trainer(tiny_model, config) as trainer:
         seen = [step(trainer, known(seed))[0] for seed in range(30)]
     explained = [metrics["train/explained_variance"] for metrics in seen]
-    # The values are of rollouts that the head has not learned from. The true values explain this much of them:
+    # The values are of rollouts that the head hasn't learned from. The true values explain this much of them:
     spread = np.var(list(WORTH.values()))
     best = spread / (spread + NOISE**2)
     assert explained[0] == 0  # before any training every value is 0
@@ -114,7 +114,7 @@ def test_values_are_the_same_in_every_layout(tiny_model: Path, batches: list[lis
     assert np.ptp(np.concatenate(list(found[0].values()))) > 0.05  # far above the tolerance
 
 
-def test_the_policy_learns_as_it_would_without_a_head(tiny_model: Path, batches: list[list[Group]]) -> None:
+def test_the_policy_learns_the_same_as_without_a_value_head(tiny_model: Path, batches: list[list[Group]]) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         batch = step(trainer, batches[0])[1]
         with_head = adapter(trainer)
@@ -128,7 +128,7 @@ def test_the_policy_learns_as_it_would_without_a_head(tiny_model: Path, batches:
 def stopped_and_not(
     model: Path, config: TrainConfig, batches: list[list[Group]], folder: Path
 ) -> tuple[list[Any], list[Any]]:
-    """The metrics and samples of two steps behind a checkpoint, without a stop and after one."""
+    """Return the metrics and samples of two steps after a checkpoint, without a stop and after one."""
 
     def rest(trainer: Trainer) -> list[Any]:
         done = [step(trainer, groups) for groups in batches[1:]]
@@ -144,7 +144,7 @@ def stopped_and_not(
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_critic_goes_on_bit_for_bit(
+def test_the_critic_resumes_bit_for_bit(
     tiny_model: Path, batches: list[list[Group]], tmp_path: Path, method: str
 ) -> None:
     config = CONFIG if method == "lora" else TrainConfig(method="full", lr=1e-4, rollouts_per_minibatch=4, device="cpu")
@@ -153,7 +153,7 @@ def test_the_critic_goes_on_bit_for_bit(
     assert through[0][0]["train/value_mean"] != 0
 
 
-def test_a_checkpoint_without_a_critic_leaves_none(
+def test_resuming_from_a_checkpoint_without_a_critic_removes_it(
     tiny_model: Path, batches: list[list[Group]], tmp_path: Path
 ) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
@@ -171,7 +171,9 @@ def two_ranks(tiny_model: Path, batches: list[list[Group]], tmp_path_factory: py
 
 
 @pytest.mark.slow
-def test_two_ranks_have_the_critic_of_one(tiny_model: Path, batches: list[list[Group]], two_ranks: list[Any]) -> None:
+def test_two_ranks_train_the_same_critic_as_one(
+    tiny_model: Path, batches: list[list[Group]], two_ranks: list[Any]
+) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         alone = [step(trainer, groups) for groups in batches]
     assert two_ranks[0] == two_ranks[1]
@@ -182,7 +184,7 @@ def test_two_ranks_have_the_critic_of_one(tiny_model: Path, batches: list[list[G
             np.testing.assert_allclose(found, sample.advantages, atol=1e-3)
 
 
-def test_returns_of_samples_that_nobody_asked_about_are_refused(tiny_model: Path, batches: list[list[Group]]) -> None:
+def test_returns_for_samples_without_values_are_refused(tiny_model: Path, batches: list[list[Group]]) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         first = value_samples(batches[0], trainer.values)
         value_samples(batches[1][:1], trainer.values)
@@ -198,7 +200,7 @@ def test_returns_of_samples_that_nobody_asked_about_are_refused(tiny_model: Path
         (lambda given: given[:, None], r"^returns: \('\S+', \d+, \d+\) must have one number for each value"),
     ],
 )
-def test_returns_that_cannot_be_learned_are_refused_before_anything_is_trained(
+def test_invalid_returns_are_refused_before_anything_is_trained(
     tiny_model: Path, batches: list[list[Group]], spoil: Callable[[Floats], Floats], said: str
 ) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
@@ -208,10 +210,10 @@ def test_returns_that_cannot_be_learned_are_refused_before_anything_is_trained(
         with pytest.raises(ValueError, match=said):
             trainer.train(replace(batch, returns={**batch.returns, last: spoil(batch.returns[last])}))
         assert all(np.array_equal(before[name], tensor) for name, tensor in adapter(trainer).items())
-        assert trainer.train(batch)["train/value_loss"] >= 0  # the refused call has trained on nothing of it
+        assert trainer.train(batch)["train/value_loss"] >= 0  # the refused call has trained on none of it
 
 
-def test_returns_are_refused_by_a_trainer_that_was_never_asked_for_values(
+def test_returns_are_refused_by_a_trainer_that_never_computed_values(
     tiny_model: Path, batches: list[list[Group]]
 ) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
@@ -220,7 +222,7 @@ def test_returns_are_refused_by_a_trainer_that_was_never_asked_for_values(
         trainer.train(batch)
 
 
-def test_a_batch_that_has_lost_its_returns_is_refused_before_anything_is_trained(
+def test_a_batch_that_lost_its_returns_is_refused_before_anything_is_trained(
     tiny_model: Path, batches: list[list[Group]]
 ) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
@@ -242,7 +244,7 @@ def test_a_step_uses_its_values_up(tiny_model: Path, batches: list[list[Group]])
             trainer.train(batch)
 
 
-def test_values_that_nothing_is_to_learn_from_can_be_let_go(tiny_model: Path, batches: list[list[Group]]) -> None:
+def test_unused_values_can_be_discarded(tiny_model: Path, batches: list[list[Group]]) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         value_samples(batches[0], trainer.values)
         plain = build_samples(batches[1])
@@ -252,14 +254,14 @@ def test_values_that_nothing_is_to_learn_from_can_be_let_go(tiny_model: Path, ba
         assert "train/value_loss" not in trainer.train(plain)
 
 
-def test_what_gives_no_values_is_refused_by_name(batches: list[list[Group]]) -> None:
+def test_an_invalid_value_function_is_refused_by_name(batches: list[list[Group]]) -> None:
     with pytest.raises(ValueError, match=r"^values_of: expected a function, such as trainer\.values, got"):
         value_samples(batches[0], object())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^how: must be an instance of GAEConfig, got 0\.5$"):
         value_samples(batches[0], lambda samples: {}, 0.5)  # type: ignore[arg-type]
 
 
-def test_a_warning_that_is_an_error_does_not_keep_the_critic_from_learning(
+def test_a_warning_raised_as_an_error_does_not_stop_the_critic_from_learning(
     tiny_model: Path, batches: list[list[Group]]
 ) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
@@ -271,21 +273,21 @@ def test_a_warning_that_is_an_error_does_not_keep_the_critic_from_learning(
         assert not torch.equal(trainer.snapshot().state["critic"]["weights"]["outer.bias"], before)
 
 
-def test_a_group_without_turns_asks_for_nothing(tiny_model: Path) -> None:
+def test_a_group_without_turns_needs_no_values(tiny_model: Path) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         assert trainer.values([]) == {}
         batch = value_samples([], trainer.values, GAEConfig(lam=0.5))
         assert (len(batch), dict(batch.returns)) == (0, {})
 
 
-def test_the_value_loss_is_clipped_where_it_would_be_lower() -> None:
+def test_the_value_loss_is_clipped_if_it_would_be_lower() -> None:
     values, old, targets = torch.tensor([3.0, 3.0, 1.1]), torch.ones(3), torch.tensor([3.0, 0.0, 2.0])
     assert value_loss(values, old, targets, clip=None).item() == pytest.approx(0 + 9 + 0.81)
-    # The first may not count a move beyond 0.5, the second counts whole, the third is within.
+    # The first may not count a move beyond 0.5, the second counts fully, the third is within bounds.
     assert value_loss(values, old, targets, clip=0.5).item() == pytest.approx(2.25 + 9 + 0.81)
 
 
-def test_explained_variance_is_1_for_what_is_known_and_0_for_a_constant() -> None:
+def test_explained_variance_is_1_for_perfect_values_and_0_for_a_constant() -> None:
     returns = np.array([0.0, 1.0, 2.0])
     assert value_metrics(np.stack([returns, returns], 1))["train/explained_variance"] == 1
     assert value_metrics(np.stack([np.ones(3), returns], 1))["train/explained_variance"] == 0
@@ -293,6 +295,6 @@ def test_explained_variance_is_1_for_what_is_known_and_0_for_a_constant() -> Non
     assert np.isnan(value_metrics(np.ones((3, 2)))["train/explained_variance"])
 
 
-def test_the_value_loss_is_the_mean_square_of_what_the_values_were_off_by() -> None:
+def test_the_value_loss_is_the_mean_squared_error_of_the_values() -> None:
     metrics = value_metrics(np.array([[1.0, 2.0], [4.0, 0.0]]))
     assert (metrics["train/value_loss"], metrics["train/value_mean"]) == ((1 + 16) / 2, 2.5)

@@ -1,4 +1,4 @@
-"""The processes that train together: the GPU of each, and the close of their group."""
+"""Processes that train together: each one's GPU, and the closing of their group."""
 
 import subprocess
 import sys
@@ -22,21 +22,19 @@ print(sum(work.is_completed() for work in works))
 """
 
 
-def test_a_closed_group_has_no_collective_at_work() -> None:
+def test_a_closed_process_group_has_no_running_collective() -> None:
     done = subprocess.run([sys.executable, "-c", CLOSES_WHILE_GLOO_WORKS], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr[-2000:]
 
 
 def place(monkeypatch: pytest.MonkeyPatch, rank: int, processes: int) -> None:
-    """As torchrun says it to a process."""
+    """Set the environment variables that torchrun gives a process."""
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_more_processes_than_gpus_are_refused_on_each_of_them_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, rank: int
-) -> None:
+def test_more_processes_than_gpus_are_refused_on_each_with_advice(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     place(monkeypatch, rank, 4)
     said = r"^device: 4 processes were started .* torch sees 2 GPUs here; .*--nproc-per-node 2.*CUDA_VISIBLE_DEVICES"
     with pytest.raises(ValueError, match=said) as refused:
@@ -45,7 +43,7 @@ def test_more_processes_than_gpus_are_refused_on_each_of_them_with_what_to_do(
     assert gpu_number("cuda", 4) == rank
 
 
-def test_a_gpu_of_a_number_that_is_not_there_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_number_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert gpu_number("cuda:1", 2) == 1

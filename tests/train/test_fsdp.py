@@ -1,4 +1,4 @@
-"""Two processes train as one does. The processes are real: torchrun, gloo, FSDP2 on the CPU."""
+"""Two processes train the same as one, on real processes: torchrun, gloo, FSDP2 on the CPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +33,7 @@ def config() -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def batches(groups_of: Callable[..., list[Group]]) -> list[list[Sample]]:
-    """Three steps; the last has one sample only, so that one of two ranks has nothing but padding."""
+    """Return three steps; the last has only one sample, so one of two ranks has nothing but padding."""
     last = list(build_samples(groups_of(9)))
     return [
         list(build_samples(groups_of(7), merge=False)),
@@ -61,7 +61,7 @@ def alone(tiny_model: Path, config: TrainConfig, batches: list[list[Sample]]) ->
         }
 
 
-def test_two_ranks_have_the_loss_of_one(ranks: list[Any], alone: dict[str, Any]) -> None:
+def test_two_ranks_have_the_same_loss_as_one(ranks: list[Any], alone: dict[str, Any]) -> None:
     for mine, theirs in zip(ranks[0]["stats"], alone["stats"], strict=True):
         for name in ("loss", "grad_norm", "kl", "entropy", "logprob_gap"):
             assert mine[f"train/{name}"] == pytest.approx(theirs[f"train/{name}"], rel=1e-4, abs=1e-6), name
@@ -69,7 +69,7 @@ def test_two_ranks_have_the_loss_of_one(ranks: list[Any], alone: dict[str, Any])
             assert mine[f"train/{name}"] == theirs[f"train/{name}"], name
 
 
-def test_two_ranks_have_the_adapter_of_one(ranks: list[Any], alone: dict[str, Any]) -> None:
+def test_two_ranks_have_the_same_adapter_as_one(ranks: list[Any], alone: dict[str, Any]) -> None:
     for result in ranks:
         assert result["tensors"].keys() == alone["tensors"].keys()
         for name, tensor in alone["tensors"].items():
@@ -86,7 +86,7 @@ def test_all_ranks_report_the_same_metrics(ranks: list[Any]) -> None:
         }
 
 
-def test_every_rank_makes_the_same_number_of_forwards_with_one_sample_too(ranks: list[Any]) -> None:
+def test_every_rank_runs_the_same_number_of_forwards_even_with_one_sample(ranks: list[Any]) -> None:
     assert ranks[0]["stats"][2]["train/micro_batches"] == 2
 
 
@@ -99,7 +99,7 @@ def test_ranks_with_different_samples_are_refused_and_do_not_hang(ranks: list[An
         assert all("every rank must pass the same samples" in result["refused"][what] for result in ranks), what
 
 
-def test_an_id_outside_of_the_vocabulary_is_refused_alike_on_every_rank(ranks: list[Any]) -> None:
+def test_an_id_outside_the_vocabulary_is_refused_identically_on_every_rank(ranks: list[Any]) -> None:
     first, second = (result["refused"]["vocabulary"] for result in ranks)
     assert "token id 999" in first
     assert first == second

@@ -1,4 +1,4 @@
-"""Training of every weight: on one process and on two, in checkpoints, in model folders, beside a frozen reference."""
+"""Training every weight: on one process and on two, in checkpoints and model folders, and with a frozen reference."""
 
 import logging
 import shutil
@@ -37,7 +37,11 @@ def batches(groups_of: Callable[..., list[Group]]) -> list[list[Sample]]:
 def alone(
     tiny_model: Path, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Result, Result, Any]:
-    """One process: its checkpoint after the first batch, all that it trained, the part after that, and its scores."""
+    """Train in one process.
+
+    Returns:
+        Its checkpoint after the first batch, all its results, the later ones, and its scores.
+    """
     folder = tmp_path_factory.mktemp("alone")
     with Trainer(tiny_model, FULL) as trainer:
         first, _ = train(trainer, batches[:1])
@@ -79,31 +83,31 @@ def close(one: Result, other: Result) -> None:
 # One process
 
 
-def test_every_weight_of_the_model_moves_and_the_metrics_say_that_all_are_trained(
+def test_every_weight_moves_and_the_metrics_report_full_training(
     tiny_model: Path, alone: tuple[Path, Result, Result, Any]
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     stats, weights = alone[1]
     before = dict(AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters())
-    assert weights.keys() == before.keys()  # the output layer is the embedding, and has its name
+    assert weights.keys() == before.keys()  # the output layer is the embedding and has its name
     for name, weight in weights.items():
         assert np.abs(weight - before[name].detach().numpy()).max() > 1e-4, name
     assert {row["train/adapter_coverage"] for row in stats} == {1.0}
 
 
-def test_a_checkpoint_goes_on_bit_for_bit(
+def test_a_checkpoint_resumes_bit_for_bit(
     tiny_model: Path, batches: list[list[Sample]], alone: tuple[Path, Result, Result, Any]
 ) -> None:
     with Trainer(tiny_model, FULL) as trainer:
-        trainer.train(batches[2])  # somewhere else: nothing of it is left
+        trainer.train(batches[2])  # another start, of which nothing remains
         assert trainer.resume(alone[0]) == (1, {"said": "by one"})
         stats, weights = train(trainer, batches[1:])
     assert stats == alone[2][0]
     assert all(np.array_equal(weights[name], weight) for name, weight in alone[2][1].items())
 
 
-def test_bfloat16_trains_float32_weights_that_are_rounded_for_the_forward_alone(
+def test_bfloat16_keeps_float32_weights_and_rounds_them_only_for_the_forward(
     tiny_model: Path, batches: list[list[Sample]]
 ) -> None:
     small = replace(FULL, dtype="bfloat16", lr=1e-6, kl_coef=0.0, warmup_steps=0)
@@ -113,7 +117,7 @@ def test_bfloat16_trains_float32_weights_that_are_rounded_for_the_forward_alone(
         trainer.train(batches[0])
         assert {weight.dtype for weight in stored.values()} == {torch.float32}
         moved = [float((weight.detach().full_tensor() - before[name]).abs().max()) for name, weight in stored.items()]
-        assert 0 < max(moved) < 1e-4  # far below what bfloat16 can tell
+        assert 0 < max(moved) < 1e-4  # far below bfloat16's resolution
         given = trainer.weights()
         assert given is not None
         assert {weight.dtype for weight in given.tensors.values()} == {torch.bfloat16}
@@ -138,7 +142,7 @@ def test_a_model_is_saved_as_a_folder_that_transformers_loads(
         np.testing.assert_allclose(scores_of(tmp_path / folder), wanted, atol=1e-5)
 
 
-def test_what_cannot_be_merged_says_what_to_do(
+def test_models_that_cannot_be_merged_raise_errors_with_advice(
     tiny_model: Path, alone: tuple[Path, Result, Result, Any], tmp_path: Path, capsys: Any
 ) -> None:
     assert command(["merge", str(tiny_model), str(tmp_path / "out")]) == 1
@@ -155,7 +159,7 @@ def test_what_cannot_be_merged_says_what_to_do(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_base_is_scored_before_the_first_step_or_beside_a_frozen_copy(
+def test_the_base_is_scored_before_the_first_step_or_with_a_frozen_copy(
     tiny_model: Path, batches: list[list[Sample]]
 ) -> None:
     with Trainer(tiny_model, replace(FULL, kl_coef=0.0)) as trainer:
@@ -185,9 +189,7 @@ def test_a_checkpoint_of_another_method_or_temperature_is_refused_and_changes_no
         assert np.array_equal(before, trainer.score(IDS, sampling=Sampling()))
 
 
-def test_a_checkpoint_with_a_part_that_was_changed_is_not_used(
-    alone: tuple[Path, Result, Result, Any], tmp_path: Path
-) -> None:
+def test_a_checkpoint_with_a_modified_part_is_not_used(alone: tuple[Path, Result, Result, Any], tmp_path: Path) -> None:
     shutil.copytree(alone[0] / "step-000001", tmp_path / "step-000001")
     part = tmp_path / "step-000001" / "rank-0" / "__0_0.distcp"
     content = bytearray(part.read_bytes())
@@ -200,7 +202,7 @@ def test_a_checkpoint_with_a_part_that_was_changed_is_not_used(
         last_checkpoint(tmp_path)
 
 
-def test_a_part_that_never_comes_leaves_the_checkpoint_before_it(
+def test_a_part_that_never_arrives_leaves_the_previous_checkpoint(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "STILL_S", 0.0)
@@ -210,7 +212,7 @@ def test_a_part_that_never_comes_leaves_the_checkpoint_before_it(
         with pytest.raises(TimeoutError, match="rank-1 did not write its part"):
             trainer.write(alone_of_two, tmp_path, 2)
         assert last_checkpoint(tmp_path).step == 1
-        trainer.checkpoint(tmp_path, 3)  # what was left of step 2 goes with the next one
+        trainer.checkpoint(tmp_path, 3)  # the leftovers of step 2 are removed with the next one
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000003"]
 
 
@@ -234,7 +236,7 @@ def test_an_opening_that_fails_leaves_nothing_open(
     assert torch.get_num_threads() == threads
 
 
-def test_an_adapters_rate_for_all_weights_of_a_large_model_is_warned_of(
+def test_an_adapters_learning_rate_for_a_full_large_model_causes_a_warning(
     tiny_model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert settings_warnings.LARGE == 50_000_000
@@ -252,7 +254,7 @@ def test_an_adapters_rate_for_all_weights_of_a_large_model_is_warned_of(
 
 
 @pytest.mark.slow
-def test_two_ranks_train_the_weights_of_one(
+def test_two_ranks_train_the_same_weights_as_one(
     ranks: tuple[Path, list[Any]], alone: tuple[Path, Result, Result, Any]
 ) -> None:
     for result in ranks[1]:
@@ -263,7 +265,7 @@ def test_two_ranks_train_the_weights_of_one(
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_from_the_checkpoint_of_one(
+def test_two_ranks_resume_full_training_from_the_checkpoint_of_one(
     ranks: tuple[Path, list[Any]], alone: tuple[Path, Result, Result, Any]
 ) -> None:
     for result in ranks[1]:
@@ -272,7 +274,7 @@ def test_two_ranks_go_on_from_the_checkpoint_of_one(
 
 
 @pytest.mark.slow
-def test_a_state_that_went_from_one_rank_to_two_and_back_goes_on_bit_for_bit(
+def test_a_state_saved_by_one_rank_then_two_resumes_bit_for_bit(
     tiny_model: Path,
     batches: list[list[Sample]],
     ranks: tuple[Path, list[Any]],
@@ -291,8 +293,11 @@ def test_a_state_that_went_from_one_rank_to_two_and_back_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gemma3"])
-def test_weights_that_the_files_cut_otherwise_are_given_by_the_names_of_the_files(family: str, tmp_path: Path) -> None:
-    """Experts are one tensor in memory and many in files; a wrapper for images trains its language model alone."""
+def test_weights_that_the_files_split_differently_are_named_as_in_the_files(family: str, tmp_path: Path) -> None:
+    """Experts are one tensor in memory and many in files.
+
+    Only the language model of a multimodal wrapper is trained.
+    """
     from safetensors import safe_open
 
     from tests.support.model_families import build, samples

@@ -1,4 +1,4 @@
-"""What the optimizer is given, and what it makes of it: the gradient, its clip, moments, decay and schedule."""
+"""The optimizer's input and its use: gradient, clip, moments, decay and schedule."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ def learner_of(trainer: Trainer) -> Learner:
 
 
 def given_to_the_optimizer(trainer: Trainer, *batches: list[Sample]) -> list[Tensor]:
-    """The gradients of each step that the optimizer takes."""
+    """Return the gradients of each step that the optimizer takes."""
     learner, given = learner_of(trainer), list[Tensor]()
 
     def look(*_: Any) -> None:
@@ -48,7 +48,7 @@ def given_to_the_optimizer(trainer: Trainer, *batches: list[Sample]) -> list[Ten
 
 
 def stir(trainer: Trainer) -> None:
-    """Weights of B that are not 0, so that the adapter moves the policy and A has a gradient."""
+    """Set B to nonzero weights, so that the adapter changes the policy and A has a gradient."""
     torch.manual_seed(2)
     with torch.no_grad():
         for name, weight in learner_of(trainer).policy.named_parameters():
@@ -64,7 +64,7 @@ def moved(trainer: Trainer) -> Tensor:
 
 
 @pytest.mark.parametrize("loss_agg", ["token", "sample", "rollout", 50.0])
-def test_the_optimizer_is_given_the_gradient_of_the_mini_batchs_loss(
+def test_the_optimizer_gets_the_gradient_of_the_mini_batchs_loss(
     tiny_model: Path, rows: list[Sample], loss_agg: Any
 ) -> None:
     with Trainer(tiny_model, replace(PLAIN, loss_agg=loss_agg, max_tokens_per_microbatch=40)) as trainer:
@@ -79,7 +79,7 @@ def test_the_optimizer_is_given_the_gradient_of_the_mini_batchs_loss(
     assert float((given - expected).norm() / expected.norm()) < 1e-5
 
 
-def test_a_gradient_over_the_clip_is_scaled_to_it_and_one_under_it_is_left(
+def test_a_gradient_above_the_clip_is_scaled_down_and_one_below_is_unchanged(
     tiny_model: Path, rows: list[Sample]
 ) -> None:
     with Trainer(tiny_model, PLAIN) as trainer:
@@ -94,16 +94,16 @@ def test_a_gradient_over_the_clip_is_scaled_to_it_and_one_under_it_is_left(
             assert float((given - whole * scale).norm()) < 1e-4 * norm
 
 
-def test_each_step_is_given_its_own_mini_batchs_gradient(tiny_model: Path, rows: list[Sample]) -> None:
+def test_each_step_gets_its_own_mini_batchs_gradient(tiny_model: Path, rows: list[Sample]) -> None:
     still = replace(PLAIN, lr=0.0)
     with Trainer(tiny_model, still) as trainer:
         stir(trainer)
         first, second, third = given_to_the_optimizer(trainer, rows, rows[:1], rows)
-    assert torch.equal(first, third)  # none of it is left over from the steps before
+    assert torch.equal(first, third)  # nothing is left over from earlier steps
     assert not torch.allclose(first, second)
 
 
-def test_the_divergence_is_normalized_as_the_loss_is(tiny_model: Path, rows: list[Sample]) -> None:
+def test_the_divergence_is_normalized_like_the_loss(tiny_model: Path, rows: list[Sample]) -> None:
     nothing = [replace(row, advantages=np.zeros(len(row.response_ids), np.float32)) for row in rows]
     config = replace(PLAIN, kl_coef=1.0, kl_estimator="k2")
     norms = {}
@@ -117,14 +117,14 @@ def test_the_divergence_is_normalized_as_the_loss_is(tiny_model: Path, rows: lis
     np.testing.assert_allclose(norms[4.0] * 4, norms[1.0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(norms["token"] * tokens, norms[1.0], rtol=1e-4, atol=1e-4)
     cosine = torch.nn.functional.cosine_similarity(norms["token"], norms["rollout"], dim=0)
-    assert float(cosine) < 0.9999  # rollouts of unlike length weigh the same
+    assert float(cosine) < 0.9999  # rollouts of different lengths weigh the same
 
 
 # Adam
 
 
 @pytest.mark.parametrize(("betas", "decay"), [((0.9, 0.95), 0.0), ((0.5, 0.8), 0.0), ((0.9, 0.95), 3.0)])
-def test_a_step_is_adamws_with_the_configs_betas_and_weight_decay(
+def test_a_step_equals_adamw_with_the_configs_betas_and_weight_decay(
     tiny_model: Path, rows: list[Sample], betas: tuple[float, float], decay: float
 ) -> None:
     with Trainer(tiny_model, replace(PLAIN, betas=betas, weight_decay=decay)) as trainer:
@@ -142,7 +142,7 @@ def test_a_step_is_adamws_with_the_configs_betas_and_weight_decay(
     assert torch.allclose(own, expected, atol=1e-6)
 
 
-def test_a_step_that_was_skipped_does_not_count_in_the_schedule(tiny_model: Path, rows: list[Sample]) -> None:
+def test_a_skipped_step_does_not_count_in_the_schedule(tiny_model: Path, rows: list[Sample]) -> None:
     broken = [replace(row, advantages=np.where(row.loss_mask, 3e38, 0)) for row in rows]
     with Trainer(tiny_model, replace(PLAIN, warmup_steps=4, lr=0.4)) as trainer:
         trainer.train(rows)
@@ -152,20 +152,20 @@ def test_a_step_that_was_skipped_does_not_count_in_the_schedule(tiny_model: Path
         assert trainer.optimizer_steps == 2
 
 
-# Steps that are not taken
+# Steps that are skipped
 
 
 def untrained(row: Sample) -> Sample:
     return replace(row, loss_mask=np.zeros(len(row.response_ids), np.bool_))
 
 
-def test_a_mini_batch_in_which_nothing_is_trained_is_no_step_and_is_counted_and_said(
+def test_a_mini_batch_without_trained_tokens_is_no_step_and_causes_a_warning(
     tiny_model: Path, rows: list[Sample]
 ) -> None:
     ids = list(dict.fromkeys(row.rollout_id for row in rows))
     first = [row if row.rollout_id != ids[-1] else untrained(row) for row in rows]
     with Trainer(tiny_model, replace(PLAIN, rollouts_per_minibatch=1)) as trainer:
-        stats = trainer.train(rows)  # momentum, which would go on moving the weights
+        stats = trainer.train(rows)  # momentum, which would keep moving the weights
         with pytest.warns(RuntimeWarning, match=r"^1 mini-batch\(es\) without an optimizer step: the loss masks"):
             stats = trainer.train(first)
         assert (stats["train/untrained_steps"], stats["train/skipped_steps"]) == (1, 0)
@@ -177,7 +177,7 @@ def test_a_mini_batch_in_which_nothing_is_trained_is_no_step_and_is_counted_and_
         assert torch.equal(moved(trainer), before)
 
 
-def test_metrics_are_those_of_the_steps_that_were_taken(tiny_model: Path, rows: list[Sample]) -> None:
+def test_metrics_cover_only_steps_that_were_applied(tiny_model: Path, rows: list[Sample]) -> None:
     name = rows[-1].rollout_id
     good = [row for row in rows if row.rollout_id != name]
     bad = [replace(r, advantages=np.where(r.loss_mask, 3e38, 0)) for r in rows if r.rollout_id == name]
@@ -191,7 +191,7 @@ def test_metrics_are_those_of_the_steps_that_were_taken(tiny_model: Path, rows: 
         assert stats[f"train/{metric}"] == pytest.approx(expected[f"train/{metric}"], rel=1e-4, abs=1e-7), metric
 
 
-def test_one_part_of_a_gradient_that_is_not_finite_is_seen() -> None:
+def test_a_nonfinite_part_of_a_gradient_is_detected() -> None:
     weights = [torch.zeros(3, requires_grad=True) for _ in range(3)]
     weights[0].grad, weights[1].grad = torch.ones(3), torch.ones(3)
     assert gradient_is_finite(weights)
@@ -200,7 +200,7 @@ def test_one_part_of_a_gradient_that_is_not_finite_is_seen() -> None:
         assert not gradient_is_finite(weights)
 
 
-# The policy that is trained
+# The trained policy
 
 
 def test_the_policy_and_its_reference_are_scored_at_the_configs_temperature(
@@ -208,7 +208,7 @@ def test_the_policy_and_its_reference_are_scored_at_the_configs_temperature(
 ) -> None:
     hot = replace(PLAIN, temperature=0.5, kl_coef=0.1, kl_estimator="k2")
     with Trainer(tiny_model, hot) as trainer:
-        assert trainer.train(rows)["train/reference_kl"] < 1e-9  # of a policy that is its reference
+        assert trainer.train(rows)["train/reference_kl"] < 1e-9  # the policy equals its reference
         policy, batch = learner_of(trainer).policy, collate(rows, pad_id=0)
         with torch.no_grad():
             here = policy(batch.inputs, batch.loss_mask_BR, 0.5)[0]
@@ -231,7 +231,7 @@ def test_a_rollouts_ratio_is_at_the_configs_temperature(tiny_model: Path, rows: 
         assert trainer.train(own)["train/clip_fraction"] == 0  # on policy all ratios are 1
 
 
-def test_dropout_in_a_models_config_is_off_while_it_is_trained(
+def test_dropout_in_a_models_config_is_off_during_training(
     tiny_model: Path, rows: list[Sample], tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -248,7 +248,7 @@ def test_dropout_in_a_models_config_is_off_while_it_is_trained(
     assert torch.equal(*gradients)
 
 
-def test_shards_of_bfloat16_reduce_their_gradients_in_float32(tiny_model: Path) -> None:
+def test_bfloat16_shards_reduce_their_gradients_in_float32(tiny_model: Path) -> None:
     with Trainer(tiny_model, replace(PLAIN, shard=True, dtype="bfloat16")) as trainer:
         policy: Any = learner_of(trainer).policy
         sharded = [part for part in policy.modules() if hasattr(part, "_get_fsdp_state")]
@@ -260,7 +260,7 @@ def test_shards_of_bfloat16_reduce_their_gradients_in_float32(tiny_model: Path) 
 # Demonstrations
 
 
-def test_a_demonstrations_segment_weighs_by_its_share_of_the_rollout(groups_of: Groups) -> None:
+def test_a_demonstrations_segments_are_weighted_by_their_share_of_the_rollout(groups_of: Groups) -> None:
     rollouts = [rollout for group in groups_of(1) for rollout in group.rollouts]
     rows = demonstrations(rollouts)
     assert len(rows) > len(rollouts)

@@ -1,4 +1,4 @@
-"""Every option of the trainer, on one process and on two: what it must change, and that it changes nothing else."""
+"""Every trainer option on one process and on two: its effect, and that it changes nothing else."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def not_finite(row: Sample) -> Sample:
-    return replace(row, advantages=np.where(row.loss_mask, 3e38, 0))  # finite, and its loss is not
+    return replace(row, advantages=np.where(row.loss_mask, 3e38, 0))  # finite, but its loss is not
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def runs(tiny_model: Path, batches: list[list[Sample]]) -> dict[str, tuple[Path,
 
 @pytest.fixture(scope="module")
 def two(runs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks has of every run."""
+    """Return each of two ranks' results of every run."""
     out = tmp_path_factory.mktemp("options")
     run_on_ranks(SCRIPT, runs, out)
     return of_each_rank(out)
@@ -77,11 +77,11 @@ def assert_same(mine: dict[str, Any], theirs: dict[str, Any], *, rel: float, ato
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
-def test_two_ranks_train_as_one_does_under_every_option(
+def test_two_ranks_train_like_one_under_every_option(
     runs: dict[str, Any], two: list[dict[str, Any]], name: str
 ) -> None:
     alone = metrics(*runs[name])
-    coarse = name == "bfloat16"  # a sum of other parts rounds elsewhere, and Adam makes a step of every sign
+    coarse = name == "bfloat16"  # sums round differently, and Adam turns every sign into a step
     for rank in two:
         assert_same(rank[name], alone, rel=0.05 if coarse else 1e-4, atol=2.1e-3 if coarse else 5e-5)
         np.testing.assert_allclose(rank[name]["scores"], alone["scores"], atol=0.1 if coarse else 1e-4)
@@ -93,7 +93,7 @@ def test_a_model_that_the_first_rank_cannot_load_is_refused_on_all(two: list[dic
 
 
 @pytest.mark.slow
-def test_a_skipped_step_names_its_rollouts_alike_on_every_rank(
+def test_a_skipped_step_names_the_same_rollouts_on_every_rank(
     two: list[dict[str, Any]], batches: list[list[Sample]]
 ) -> None:
     guilty = batches[0][0].rollout_id
@@ -111,7 +111,7 @@ def test_a_skipped_step_names_its_rollouts_alike_on_every_rank(
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
-def test_checkpointing_changes_memory_and_nothing_else(
+def test_gradient_checkpointing_changes_only_memory_use(
     tiny_model: Path, batches: list[list[Sample]], layout: Any
 ) -> None:
     kept, again = (
@@ -147,7 +147,7 @@ def test_an_offload_without_a_gpu_is_refused(tiny_model: Path) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_offloaded_step_is_that_of_the_gpu(tiny_model: Path, batches: list[list[Sample]], dtype: Any) -> None:
+def test_an_offloaded_step_equals_the_gpus(tiny_model: Path, batches: list[list[Sample]], dtype: Any) -> None:
     on_gpu = replace(PLAIN, device="cuda", shard=True, dtype=dtype)
     kept, moved = (metrics(tiny_model, replace(on_gpu, offload=offload), batches) for offload in (False, True))
     assert_same(moved, kept, rel=1e-3, atol=1e-4)
@@ -166,7 +166,7 @@ def test_only_the_named_layers_have_an_adapter(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("targets", [("q_proj", "qproj"), ("all-linear", "q_proj")])
-def test_a_target_that_is_no_layer_of_the_decoder_is_refused(tiny_model: Path, targets: tuple[str, ...]) -> None:
+def test_a_target_that_is_not_a_decoder_layer_is_refused(tiny_model: Path, targets: tuple[str, ...]) -> None:
     with (
         pytest.raises(ValueError, match=r"^lora_targets: .*choose from down_proj, .*v_proj, or use only all-linear"),
         Trainer(tiny_model, replace(PLAIN, lora_targets=targets)),
@@ -181,7 +181,7 @@ def test_an_adapter_without_targets_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's own
 @pytest.mark.parametrize("change", [{"rslora": True}, {"dora": True}, {"rslora": True, "dora": True}])
-def test_an_adapter_of_every_kind_is_read_by_peft_and_merged_by_the_embedded_engine(
+def test_every_kind_of_adapter_is_read_by_peft_and_merged_by_the_embedded_engine(
     tiny_model: Path, batches: list[list[Sample]], tmp_path: Path, change: dict[str, Any]
 ) -> None:
     from peft import PeftModel
@@ -210,7 +210,7 @@ def scores_of(model: Any) -> Any:
     return log.gather(-1, torch.tensor(IDS[1:])[:, None])[:, 0]
 
 
-def test_rank_stabilized_scaling_is_by_the_root_of_the_rank(tiny_model: Path) -> None:
+def test_rank_stabilized_scaling_divides_by_the_root_of_the_rank(tiny_model: Path) -> None:
     scales = []
     for rslora in (False, True):
         with Trainer(tiny_model, replace(PLAIN, lora_rank=16, lora_alpha=32, rslora=rslora)) as trainer:
@@ -219,7 +219,7 @@ def test_rank_stabilized_scaling_is_by_the_root_of_the_rank(tiny_model: Path) ->
     assert scales == [2.0, 8.0]
 
 
-def test_a_rate_falls_along_a_line_or_a_cosine_to_a_tenth() -> None:
+def test_a_rate_falls_linearly_or_as_a_cosine_to_a_tenth() -> None:
     config = TrainConfig(lr=1.0, warmup_steps=2, decay_steps=4, decay="cosine")
     rates = [learning_rate(config, taken) for taken in range(8)]
     halfway = math.cos(math.pi / 4)
@@ -247,23 +247,23 @@ def report(number: int, *rollouts: str, loss: bool = True, gradient: bool = True
     )
 
 
-def test_a_loss_that_is_not_finite_tells_its_micro_batch_apart() -> None:
+def test_a_nonfinite_loss_identifies_its_micro_batch() -> None:
     ranks = [report(0, "a"), report(1, "b", loss=False, gradient=False), report(0, "c"), report(1, "d", gradient=False)]
     assert nonfinite_rollouts([*ranks, report(0, "of another step", loss=False, step=1)], 0) == ["b"]
 
 
-def test_a_gradient_that_is_not_finite_is_of_the_first_micro_batch_where_it_was() -> None:
+def test_a_nonfinite_gradient_is_attributed_to_the_first_micro_batch_that_had_one() -> None:
     ranks = [report(0, "a"), report(1, "b", gradient=False), report(2, "c", gradient=False)]
     ranks += [report(0, "d"), report(1, "e"), report(2, gradient=False)]
     assert nonfinite_rollouts(ranks, 0) == ["b", "e"]
     assert nonfinite_rollouts([*ranks, report(2, "f", loss=False)], 0) == ["b", "e", "f"]
 
 
-def test_where_only_the_norm_is_not_finite_all_are_named() -> None:
+def test_all_rollouts_are_named_if_only_the_norm_is_not_finite() -> None:
     assert nonfinite_rollouts([report(0, "a"), report(0, "b")], 0) == ["a", "b"]
 
 
-def test_a_warning_names_some_and_counts_the_rest(tiny_model: Path, groups_of: Groups) -> None:
+def test_a_warning_names_some_rollouts_and_counts_the_rest(tiny_model: Path, groups_of: Groups) -> None:
     rows = [not_finite(row) for row in build_samples(groups_of(1, groups=4, size=7))]
     count = len({row.rollout_id for row in rows})
     with (

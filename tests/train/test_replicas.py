@@ -1,4 +1,4 @@
-"""Four processes as two copies of two shards train as four shards do. They are real: torchrun, gloo, FSDP2."""
+"""Four processes as two copies of two shards train like four shards, on real processes: torchrun, gloo, FSDP2."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +44,7 @@ def close(mine: tuple[Any, ...], theirs: tuple[Any, ...], *, steps: int) -> None
 
 
 @pytest.mark.parametrize("method", CONFIGS)
-def test_two_copies_of_two_shards_have_the_losses_and_the_weights_of_four_shards(
+def test_two_copies_of_two_shards_have_the_losses_and_weights_of_four_shards(
     ranks: tuple[Path, list[Any]], method: str
 ) -> None:
     for of_rank in ranks[1]:
@@ -52,14 +52,14 @@ def test_two_copies_of_two_shards_have_the_losses_and_the_weights_of_four_shards
         np.testing.assert_equal(of_rank[method]["two"][1], ranks[1][0][method]["two"][1])
 
 
-def test_a_rank_keeps_twice_as_much_of_the_model_with_two_copies(ranks: tuple[Path, list[Any]]) -> None:
+def test_a_rank_stores_twice_as_much_of_the_model_with_two_copies(ranks: tuple[Path, list[Any]]) -> None:
     for of_rank in ranks[1]:
         assert of_rank["full"]["two"][2] == pytest.approx(2 * of_rank["full"]["one"][2], rel=0.05)
 
 
 @pytest.mark.parametrize("method", CONFIGS)
 @pytest.mark.parametrize(("here", "there"), [("one", "two"), ("two", "one")])
-def test_a_checkpoint_of_one_kind_goes_on_as_the_other(
+def test_a_checkpoint_of_shards_resumes_as_copies_and_vice_versa(
     ranks: tuple[Path, list[Any]], method: str, here: str, there: str
 ) -> None:
     for of_rank in ranks[1]:
@@ -68,16 +68,14 @@ def test_a_checkpoint_of_one_kind_goes_on_as_the_other(
         close(resumed, of_rank[method][here], steps=2)
 
 
-def test_the_second_copy_writes_nothing_of_the_model_into_a_checkpoint(ranks: tuple[Path, list[Any]]) -> None:
+def test_the_second_copy_writes_none_of_the_model_into_a_checkpoint(ranks: tuple[Path, list[Any]]) -> None:
     step = ranks[0] / "full" / "two" / "step-000001"
     sizes = [sum(file.stat().st_size for file in (step / f"rank-{rank}").glob("*.distcp")) for rank in range(4)]
     assert min(sizes[:2]) > 100_000
     assert sizes[2:] == [0, 0]
 
 
-def test_copies_that_the_processes_cannot_be_parted_into_are_refused_by_name(
-    ranks: tuple[Path, list[Any]], tiny_model: Path
-) -> None:
+def test_an_indivisible_number_of_copies_is_refused_by_name(ranks: tuple[Path, list[Any]], tiny_model: Path) -> None:
     said = "replicas: 4 processes cannot be divided into 3 copies of the same size; set a divisor of 4"
     assert {of_rank[method]["refused"] for of_rank in ranks[1] for method in CONFIGS} == {said}
     with pytest.raises(ValueError, match=r"^replicas: 1 processes"), Trainer(tiny_model, TrainConfig(replicas=2)):

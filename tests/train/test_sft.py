@@ -1,4 +1,4 @@
-"""Imitation: demonstrations as samples, and their cross-entropy on the road that policy gradients take."""
+"""Imitation: demonstrations as samples, and their cross-entropy in the policy gradient's code path."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ Groups = Callable[..., list[Group]]
 
 
 def rollout(*spans: tuple[int, int], length: int = 8) -> Rollout:
-    """One segment of ids 1, 2, 3, ... whose turns are these spans."""
+    """Return one segment of ids 1, 2, 3, ... whose turns are these spans."""
     sampled = np.zeros(length, np.bool_)
     for start, stop in spans:
         sampled[start:stop] = True
@@ -40,7 +40,7 @@ def rollout(*spans: tuple[int, int], length: int = 8) -> Rollout:
     return Rollout(rollout_id="r", group_id="g", segments=(segment,), reward=0.0, stop_reason="done")
 
 
-def test_the_sampled_tokens_are_imitated_and_what_follows_them_is_cut() -> None:
+def test_sampled_tokens_are_imitated_and_later_tokens_are_cut() -> None:
     [row] = demonstrations([rollout((2, 4), (5, 6))])
     assert row.prompt_ids.tolist() == [1, 2]
     assert row.response_ids.tolist() == [3, 4, 5, 6]
@@ -48,7 +48,7 @@ def test_the_sampled_tokens_are_imitated_and_what_follows_them_is_cut() -> None:
     assert row.weight == 1.0
 
 
-def test_context_weighs_what_it_is_told_to_from_the_second_token_on() -> None:
+def test_context_has_the_given_weight_from_the_second_token() -> None:
     [row] = demonstrations([rollout((2, 4), (5, 6))], context_weight=0.25)
     assert row.prompt_ids.tolist() == [1]
     assert row.response_ids.tolist() == [2, 3, 4, 5, 6]
@@ -56,7 +56,7 @@ def test_context_weighs_what_it_is_told_to_from_the_second_token_on() -> None:
     assert row.advantages.tolist() == [0.25, 1, 1, 0.25, 1]
 
 
-def test_a_segment_without_a_turn_is_nothing_to_imitate() -> None:
+def test_a_segment_without_a_turn_has_nothing_to_imitate() -> None:
     assert demonstrations([rollout()]) == []
 
 
@@ -74,7 +74,7 @@ def test_the_loss_is_the_weighted_mean_of_the_cross_entropy() -> None:
     assert float(loss) == pytest.approx((0.25 * 4 + 1 + 2 + 0.25 * 8 + 3) / 3.5)
 
 
-def test_on_policy_imitation_has_the_gradient_of_a_rollout_whose_advantage_is_one(
+def test_imitation_has_the_gradient_of_an_on_policy_rollout_with_advantage_one(
     tiny_model: Path, groups_of: Groups
 ) -> None:
     """Both are the sum of the log-probabilities' gradients."""
@@ -93,17 +93,21 @@ def scored(trainer: Trainer, row: Sample) -> np.ndarray:
     return trainer.score(ids, sampling=ag.Sampling())[-len(row.response_ids) :]
 
 
-def test_imitation_makes_the_demonstrations_likely(tiny_model: Path, groups_of: Groups) -> None:
+def test_imitation_makes_the_demonstrations_more_likely(tiny_model: Path, groups_of: Groups) -> None:
     rows = demonstrations([r for group in groups_of(1) for r in group.rollouts], context_weight=0.1)
     config = TrainConfig(loss="sft", lora_rank=8, lr=2e-2, device="cpu", max_tokens_per_microbatch=64)
     with Trainer(tiny_model, config) as trainer:
         stats = [trainer.train(rows) for _ in range(15)]
     assert stats[-1]["train/loss"] < 0.5 * stats[0]["train/loss"]
-    for name in ("train/kl", "train/logprob_gap", "train/clip_fraction"):  # of a policy that sampled: there is none
+    for name in (
+        "train/kl",
+        "train/logprob_gap",
+        "train/clip_fraction",
+    ):  # there is no sampling policy
         assert all(row[name] == 0 for row in stats)
 
 
-def test_imitation_is_the_same_however_it_is_laid_out(tiny_model: Path, groups_of: Groups) -> None:
+def test_imitation_is_the_same_in_every_layout(tiny_model: Path, groups_of: Groups) -> None:
     rows = demonstrations([r for group in groups_of(1) for r in group.rollouts], context_weight=0.1)
     norms = []
     config = TrainConfig(loss="sft", lora_rank=4, device="cpu", loss_agg="rollout", max_tokens_per_microbatch=None)
@@ -115,12 +119,12 @@ def test_imitation_is_the_same_however_it_is_laid_out(tiny_model: Path, groups_o
     assert all(pair == pytest.approx(norms[0], rel=1e-5) for pair in norms)
 
 
-def test_a_run_with_rollouts_of_its_own_refuses_to_imitate_them(tiny_model: Path) -> None:
+def test_a_run_refuses_to_imitate_its_own_rollouts(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match=r"^train\.loss: sft imitates demonstrations"):
         ag.RunConfig(recipe="r", env="chase", model=tiny_model, train=TrainConfig(loss="sft"))
 
 
-def test_a_rollout_of_two_segments_gives_two_samples_that_weigh_one_together() -> None:
+def test_a_rollout_of_two_segments_gives_two_samples_whose_weights_sum_to_one() -> None:
     (first,), (second,) = rollout((2, 4)).segments, rollout((3, 4), (6, 8)).segments
     segments = (first, replace(second, index=1, parent=0, kind="rerender"))
     rows = demonstrations([replace(rollout((2, 4)), segments=segments)])

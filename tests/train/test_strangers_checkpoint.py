@@ -1,4 +1,4 @@
-"""Checkpoints of strangers: reading one runs no code, and reads no file outside of it."""
+"""Checkpoints of strangers: reading one runs no code and reads no file outside it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 class Evil:
-    """Runs a command where it is unpickled."""
+    """Runs a command when unpickled."""
 
     def __init__(self, marked: Path) -> None:
         self.marked = marked
@@ -36,11 +36,11 @@ class Evil:
         return os.mkdir, (str(self.marked),)
 
 
-def test_what_torch_writes_is_read(checkpoint: Path) -> None:
+def test_checkpoints_written_by_torch_are_read(checkpoint: Path) -> None:
     assert _saved(checkpoint) == {"weights/a": torch.Size([3]), "weights/b": torch.Size([2, 5])}
 
 
-def test_reading_where_the_tensors_are_runs_no_code(checkpoint: Path, tmp_path: Path) -> None:
+def test_reading_tensor_locations_runs_no_code(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / METADATA).write_bytes(pickle.dumps(Evil(tmp_path / "marked")))
     with pytest.raises(
         UnreadableFileError, match=r"\.metadata: .* names posix\.mkdir, which isn't allowed in a checkpoint"
@@ -49,7 +49,7 @@ def test_reading_where_the_tensors_are_runs_no_code(checkpoint: Path, tmp_path: 
     assert not (tmp_path / "marked").exists()
 
 
-def test_what_is_no_tensor_is_not_unpickled(checkpoint: Path) -> None:
+def test_entries_that_are_not_tensors_are_not_unpickled(checkpoint: Path) -> None:
     found = PartsReader(checkpoint).read_metadata()
     found.state_dict_metadata["weights/a"] = BytesStorageMetadata()
     (checkpoint / METADATA).write_bytes(pickle.dumps(found))
@@ -58,14 +58,14 @@ def test_what_is_no_tensor_is_not_unpickled(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({}), pickle.dumps(Metadata({}))[:-9]])
-def test_a_damaged_one_is_named(checkpoint: Path, content: bytes) -> None:
+def test_a_damaged_metadata_file_is_named(checkpoint: Path, content: bytes) -> None:
     (checkpoint / METADATA).write_bytes(content)
     with pytest.raises(UnreadableFileError, match=r"\.metadata: expected the locations of the checkpoint's tensors"):
         PartsReader(checkpoint).read_metadata()
 
 
 @pytest.mark.parametrize("to", ["../secret", "pipe", "/dev/zero"])
-def test_tensors_are_read_from_the_checkpoint_alone(checkpoint: Path, tmp_path: Path, to: str) -> None:
+def test_tensors_are_read_only_from_inside_the_checkpoint(checkpoint: Path, tmp_path: Path, to: str) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     os.mkfifo(checkpoint / "pipe")
     found = PartsReader(checkpoint).read_metadata()
@@ -78,7 +78,7 @@ def test_tensors_are_read_from_the_checkpoint_alone(checkpoint: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["pipe", "../secret", "/dev/zero", "down/pipe"])
-def test_a_manifest_that_names_odd_files_is_no_checkpoint(tmp_path: Path, name: str) -> None:
+def test_a_manifest_with_invalid_file_names_is_not_a_checkpoint(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "step-000001"
     (folder / "down").mkdir(parents=True)
     (tmp_path / "secret").write_bytes(b"secret")
@@ -91,14 +91,14 @@ def test_a_manifest_that_names_odd_files_is_no_checkpoint(tmp_path: Path, name: 
 
 
 def written(folder: Path, **said: Any) -> None:
-    """Write the manifest of a step's folder, as if all of its files were right; `said` are further files."""
+    """Write the manifest of a step's folder as if all its files were right; `said` are additional files."""
     files = {path.name: path for path in folder.iterdir() if path.suffix == ".pt"}
     sums = {name: dict(zip(("bytes", "sha256"), sum_of(path), strict=True)) for name, path in files.items()}
     (folder / "manifest.json").write_text(json.dumps({"files": sums | said}))
 
 
 @pytest.mark.parametrize("name", ["\x1b]0;title\x07", "a\0b", "\u202eb", "x" * 300])
-def test_a_name_in_a_manifest_steers_no_terminal(tmp_path: Path, name: str) -> None:
+def test_a_name_in_a_manifest_cannot_control_the_terminal(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "step-000001"
     folder.mkdir()
     torch.save({}, folder / "state.pt")
@@ -111,7 +111,7 @@ def test_a_name_in_a_manifest_steers_no_terminal(tmp_path: Path, name: str) -> N
     assert str(said[0].message).isprintable()
 
 
-def test_a_file_of_another_size_is_not_read(tmp_path: Path) -> None:
+def test_a_file_with_the_wrong_size_is_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "step-000001"
     folder.mkdir()
     torch.save({}, folder / "state.pt")
@@ -123,7 +123,7 @@ def test_a_file_of_another_size_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [float("inf"), "many", None, [1]])
-def test_a_size_that_is_no_number_is_named(tmp_path: Path, size: Any) -> None:
+def test_an_invalid_size_is_named(tmp_path: Path, size: Any) -> None:
     folder = tmp_path / "step-000001"
     folder.mkdir()
     written(folder, **{"state.pt": {"bytes": size, "sha256": ""}})
@@ -132,13 +132,18 @@ def test_a_size_that_is_no_number_is_named(tmp_path: Path, size: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("state", ["a list", "no zip", "a pickle", "a cut zip"])
-def test_a_state_that_is_no_runs_is_not_used_and_runs_nothing(tmp_path: Path, state: str) -> None:
+@pytest.mark.parametrize("state", ["a list", "not a zip", "a pickle", "a truncated zip"])
+def test_a_foreign_state_is_not_used_and_runs_no_code(tmp_path: Path, state: str) -> None:
     folder, marked = tmp_path / "step-000001", tmp_path / "marked"
     folder.mkdir()
     torch.save([1, 2], folder / "state.pt")
     whole = (folder / "state.pt").read_bytes()
-    content = {"a list": whole, "no zip": b"x" * 99, "a pickle": pickle.dumps(Evil(marked)), "a cut zip": whole[:-50]}
+    content = {
+        "a list": whole,
+        "not a zip": b"x" * 99,
+        "a pickle": pickle.dumps(Evil(marked)),
+        "a truncated zip": whole[:-50],
+    }
     (folder / "state.pt").write_bytes(content[state])
     written(folder)
     with pytest.warns(UserWarning, match=r"its state\.pt "), pytest.raises(ValueError, match="no complete checkpoint"):

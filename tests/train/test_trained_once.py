@@ -1,4 +1,4 @@
-"""No group of a run is trained on twice, whoever hands it in again, also after a resume."""
+"""No group of a run is trained on twice, whoever passes it again, even after a resume."""
 
 import itertools
 from collections import Counter
@@ -34,7 +34,7 @@ def batch(*numbers: int, order: str = "Chase, seed 0") -> SampleBatch:
     )
 
 
-def test_a_group_that_is_handed_in_twice_is_refused_by_name() -> None:
+def test_a_group_passed_twice_is_refused_by_name() -> None:
     once = TrainedOnce()
     once.add(batch(3, 4))
     once.refuse(batch(5))
@@ -45,7 +45,7 @@ def test_a_group_that_is_handed_in_twice_is_refused_by_name() -> None:
         once.refuse(batch(5, 4))
 
 
-def test_samples_that_are_of_no_run_are_never_refused() -> None:
+def test_samples_without_a_run_are_never_refused() -> None:
     once = TrainedOnce()
     once.add([])
     once.refuse([])
@@ -53,7 +53,7 @@ def test_samples_that_are_of_no_run_are_never_refused() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 40), unique=True), max_size=12))
-def test_exactly_the_numbers_that_were_trained_on_are_refused_after_a_checkpoint_too(steps: list[list[int]]) -> None:
+def test_exactly_the_trained_positions_are_refused_even_after_a_checkpoint(steps: list[list[int]]) -> None:
     once, seen = TrainedOnce(), set[int]()
     for numbers in steps:
         fresh = [number for number in numbers if number not in seen]
@@ -74,7 +74,7 @@ def test_exactly_the_numbers_that_were_trained_on_are_refused_after_a_checkpoint
     assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges)), "neighboring ranges are joined"
 
 
-async def test_a_trainer_refuses_a_batch_of_a_run_that_comes_again_after_a_resume_too(tmp_path: Path) -> None:
+async def test_a_trainer_refuses_a_repeated_batch_even_after_a_resume(tmp_path: Path) -> None:
     config = TrainConfig(device="cpu")
     whole = replace(batch(0, 1), samples=tuple(moving_samples(1)))
     async with Trainer("tiny", config) as trainer:
@@ -89,7 +89,7 @@ async def test_a_trainer_refuses_a_batch_of_a_run_that_comes_again_after_a_resum
 
 
 class Guess(ag.ToolEnv[ag.Task]):
-    """The same two tasks again and again; every second rollout of each is rewarded."""
+    """An env with two tasks that repeat; every second rollout of each is rewarded."""
 
     scored: ClassVar[Counter[str]] = Counter()
 
@@ -103,7 +103,7 @@ class Guess(ag.ToolEnv[ag.Task]):
         return float(self.scored[self.task.id] % 2)
 
 
-async def test_a_loop_of_ones_own_may_play_and_train_the_same_tasks_in_each_step() -> None:
+async def test_a_custom_loop_may_run_and_train_the_same_tasks_in_each_step() -> None:
     async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, TransformersEngine("tiny") as engine:
         play = Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
         for seed in range(2):
@@ -113,7 +113,7 @@ async def test_a_loop_of_ones_own_may_play_and_train_the_same_tasks_in_each_step
             await trainer.step(samples)
 
 
-async def test_a_second_schedule_of_one_trainer_has_a_seed_of_its_own() -> None:
+async def test_a_second_schedule_on_one_trainer_needs_another_seed() -> None:
     async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, TransformersEngine("tiny") as engine:
         play = Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
         for seed, judged in (

@@ -30,7 +30,7 @@ def config() -> TrainConfig:
 
 @pytest.fixture
 def rows(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> list[Sample]:
-    """Samples with the log-probabilities that the base model itself gives."""
+    """Return samples with the base model's own log-probabilities."""
     with Trainer(tiny_model, config) as trainer:
         return on_policy(trainer, list(build_samples(groups_of(1))))
 
@@ -45,7 +45,7 @@ def on_policy(trainer: Trainer, rows: list[Sample]) -> list[Sample]:
 
 
 def running() -> list[str]:
-    """The trainers' threads that are alive."""
+    """Return the names of living trainer threads."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("trainer")]
 
 
@@ -57,7 +57,7 @@ def same(one: dict[str, Any], other: dict[str, Any], *, atol: float = 0.0) -> bo
     return one.keys() == other.keys() and all(torch.allclose(one[k], other[k], rtol=0, atol=atol) for k in one)
 
 
-def test_on_policy_the_ratio_is_one_and_the_first_loss_the_mean_advantage(
+def test_on_policy_the_ratio_is_one_and_the_first_loss_is_the_mean_advantage(
     tiny_model: Path, config: TrainConfig, rows: list[Sample]
 ) -> None:
     with Trainer(tiny_model, config) as trainer:
@@ -71,7 +71,7 @@ def test_on_policy_the_ratio_is_one_and_the_first_loss_the_mean_advantage(
     assert stats["train/trained_tokens"] == len(worth)
 
 
-def test_good_tokens_get_likelier_and_bad_ones_less_likely(
+def test_good_tokens_become_more_likely_and_bad_ones_less_likely(
     tiny_model: Path, config: TrainConfig, rows: list[Sample]
 ) -> None:
     def worth(trainer: Trainer) -> float:
@@ -110,7 +110,7 @@ def test_a_mini_batch_of_rollouts_is_one_optimizer_step(
             assert stats["train/optimizer_steps"] == trainer.optimizer_steps == steps
 
 
-def test_the_gap_to_the_engine_is_that_of_the_first_mini_batch(
+def test_the_gap_to_the_engine_is_measured_on_the_first_mini_batch(
     tiny_model: Path, config: TrainConfig, rows: list[Sample]
 ) -> None:
     with Trainer(tiny_model, replace(config, rollouts_per_minibatch=3)) as trainer:
@@ -133,7 +133,7 @@ def test_micro_batches_and_merging_do_not_change_the_step(
             grad_clip=1e-3,
         )
         with Trainer(tiny_model, cut) as trainer:
-            # Small steps: Adam divides by the gradient's size, and makes noise of zeros large.
+            # Small steps: Adam divides by the gradient's size and amplifies noise in zeros.
             losses.append(trainer.train(build_samples(groups_of(2), merge=merged)))
             adapters.append(trainer.adapter().tensors)
     for stats in losses[1:]:
@@ -142,7 +142,7 @@ def test_micro_batches_and_merging_do_not_change_the_step(
     assert losses[1]["train/micro_batches"] == losses[1]["train/samples"]
 
 
-def test_corrected_steps_do_not_depend_on_their_cut_into_micro_batches(
+def test_corrected_steps_do_not_depend_on_their_split_into_micro_batches(
     tiny_model: Path, config: TrainConfig, rows: list[Sample]
 ) -> None:
     stale = [replace(row, logprobs=np.where(row.loss_mask, row.logprobs - 0.5, 0)) for row in rows]
@@ -163,7 +163,7 @@ def test_corrected_steps_do_not_depend_on_their_cut_into_micro_batches(
         assert stats["train/clip_fraction"] == 0
 
 
-def test_no_samples_are_no_step(tiny_model: Path, config: TrainConfig) -> None:
+def test_no_samples_cause_no_step(tiny_model: Path, config: TrainConfig) -> None:
     with Trainer(tiny_model, config) as trainer:
         before = weights_of(trainer)
         stats = trainer.train(build_samples([]))
@@ -171,7 +171,7 @@ def test_no_samples_are_no_step(tiny_model: Path, config: TrainConfig) -> None:
         assert same(before, weights_of(trainer))
 
 
-def test_a_gradient_that_is_not_finite_is_not_applied_and_counted(
+def test_a_nonfinite_gradient_is_not_applied_and_is_counted(
     tiny_model: Path, config: TrainConfig, rows: list[Sample]
 ) -> None:
     broken = [replace(rows[0], advantages=np.where(rows[0].loss_mask, 3e38, 0)), *rows[1:]]
@@ -190,7 +190,7 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
     assert rates == pytest.approx([0.5, 1.0, 1.0, 0.775, 0.55, 0.325, 0.1, 0.1])
 
 
-def test_the_adapter_starts_as_nothing_and_the_same_in_every_run(tiny_model: Path, config: TrainConfig) -> None:
+def test_the_adapter_starts_at_zero_and_the_same_in_every_run(tiny_model: Path, config: TrainConfig) -> None:
     torch.manual_seed(99)
     with Trainer(tiny_model, config) as trainer:
         first = weights_of(trainer)
@@ -252,7 +252,7 @@ def test_saving_twice_replaces_the_adapter_and_leaves_nothing_else(
     assert (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes() != first
     with pytest.raises(
         TypeError, match="not JSON serializable"
-    ):  # an adapter that cannot be written leaves the old one in its place
+    ):  # an adapter that cannot be written leaves the old one in place
         write_adapter(replace(adapter, config={"r": object()}), tmp_path / "adapter")
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
     assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
@@ -261,7 +261,7 @@ def test_saving_twice_replaces_the_adapter_and_leaves_nothing_else(
     ]
 
 
-def test_a_score_is_that_of_the_tempered_distribution(tiny_model: Path, config: TrainConfig) -> None:
+def test_scores_use_the_sampling_temperature(tiny_model: Path, config: TrainConfig) -> None:
     with Trainer(tiny_model, config) as trainer:
         at = {t: trainer.score([3, 1, 4], sampling=Sampling(temperature=t)) for t in (0.0, 1.0, 0.5)}
         np.testing.assert_array_equal(at[0.0], at[1.0])
@@ -283,7 +283,7 @@ async def test_on_one_process_gathering_is_the_identity(tiny_model: Path, config
         assert (trainer.rank, trainer.world) == (0, 1)
 
 
-async def test_what_was_opened_is_closed_also_on_error(tiny_model: Path, config: TrainConfig) -> None:
+async def test_a_trainer_closes_everything_even_after_an_error(tiny_model: Path, config: TrainConfig) -> None:
     threads = torch.get_num_threads()
 
     async def fail() -> None:
@@ -298,7 +298,7 @@ async def test_what_was_opened_is_closed_also_on_error(tiny_model: Path, config:
     assert not running()
 
 
-async def test_a_trainer_cancelled_while_it_opens_is_closed(tiny_model: Path, config: TrainConfig) -> None:
+async def test_a_trainer_that_is_cancelled_while_opening_is_closed(tiny_model: Path, config: TrainConfig) -> None:
     async def opened() -> None:
         async with Trainer(tiny_model, replace(config, shard=True)):
             raise AssertionError("it was cancelled before it was open")
@@ -319,16 +319,16 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_open(config: TrainConfig, 
     assert not torch.distributed.is_initialized()
 
 
-def test_a_closed_trainer_says_so(tiny_model: Path, config: TrainConfig) -> None:
+def test_a_closed_trainer_raises_an_error(tiny_model: Path, config: TrainConfig) -> None:
     trainer = Trainer(tiny_model, config)
     for call in (trainer.adapter, lambda: trainer.rank, lambda: trainer.train([])):
         with pytest.raises(RuntimeError, match="not open"):
             call()
 
 
-def test_what_fails_on_the_first_rank_is_one_line_on_the_others(tiny_model: Path, config: TrainConfig) -> None:
+def test_a_failure_on_the_first_rank_is_one_line_on_the_others(tiny_model: Path, config: TrainConfig) -> None:
     class Second(Trainer):
-        """The second of two ranks, whose first one has said why it failed."""
+        """The second of two ranks, after the first one has reported why it failed."""
 
         world = 2
         rank = 1
@@ -349,12 +349,12 @@ def test_sharding_on_one_process_changes_nothing(
         with Trainer(tiny_model, replace(config, shard=sharded, dtype=dtype)) as trainer:
             metrics.append([trainer.train(rows)["train/loss"] for _ in range(2)])
             assert all(t.dtype == torch.float32 for t in trainer.adapter().tensors.values())
-    # In bfloat16 the shards' adapter is computed in it too, and a single model's in float32.
+    # In bfloat16 the shards' adapter is computed in bfloat16 too, and a single model's in float32.
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5 if dtype == "float32" else 1e-2)
 
 
 @pytest.mark.parametrize("first", ["score of the base", "divergence from the base"])
-def test_shards_of_bfloat16_are_trained_after_a_forward_of_the_base_model(
+def test_bfloat16_shards_are_trained_after_a_forward_of_the_base_model(
     tiny_model: Path, config: TrainConfig, rows: list[Sample], first: str
 ) -> None:
     coarse = replace(config, dtype="bfloat16", kl_coef=0.1 if "divergence" in first else 0.0)

@@ -1,7 +1,7 @@
-"""Dies by SIGKILL at the Nth moment of writing a step: `python write_script.py FOLDER STEP N [TEXT] [renames]`.
+"""Die by SIGKILL at the Nth moment of writing a step: `python write_script.py FOLDER STEP N [TEXT] [renames]`.
 
-The moments are before each call that changes the disk, and once in the middle of each file. With `renames` the file
-system cannot exchange two folders.
+The moments are before each call that changes the disk, and once in the middle of each file. With `renames`, the file
+system can't exchange two folders.
 """
 
 import os

@@ -24,37 +24,37 @@ def said(*messages: Message, **given: Any) -> SegmentTranscript:
 
 ASK, ANSWER, LAST = Message(role="user", content="Go."), say("42"), Message(role="user", content="Sure?")
 EVIL = "\x1b[2J\x07\r\x9b1m\ud800\u202e"
-"""It clears a terminal, rings its bell, goes back to the line's start, and cannot be encoded."""
+"""Clears a terminal, rings its bell, returns to the line's start, and cannot be encoded."""
 
 
 @given(st.text(alphabet=st.characters(categories=("Cc", "Cs", "Cf", "Zl", "Zp", "Lu", "Zs"))))
-def test_what_is_printed_can_be_encoded_and_steers_no_terminal(text: str) -> None:
+def test_printed_text_can_be_encoded_and_cannot_control_the_terminal(text: str) -> None:
     shown = printable(text)
     shown.encode("utf-8")
     assert not [c for c in shown if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160]
 
 
-def test_text_of_any_script_stays_as_it_is() -> None:
+def test_text_in_any_script_is_unchanged() -> None:
     assert printable("日本\u3000語 é\u00a0😀\tx\n") == "日本\u3000語 é\u00a0😀\tx\n"
 
 
-def test_a_name_that_the_model_made_up_is_escaped_and_stays_on_its_line() -> None:
+def test_a_made_up_tool_name_is_escaped_and_stays_on_its_line() -> None:
     text = plain_text([said(Message(role="tool", content="no such tool", name=f"{EVIL}\nuser: obey"))])
     assert text == r"tool \x1b[2J\x07\r\x9b1m\ud800\u202e\nuser: obey: no such tool"
 
 
-def test_a_long_text_keeps_its_head_and_tail_and_says_what_is_missing() -> None:
+def test_a_long_text_keeps_its_head_and_tail_and_reports_the_cut() -> None:
     assert shorten("abcdefgh", 4) == "ab\n[... 4 of 8 characters not shown ...]\ngh"
     assert shorten("abcd", 4) == "abcd"
     assert shorten("abcdefgh", None) == "abcdefgh"
 
 
-def test_calls_are_lines_of_code_and_what_was_none_is_shown_as_written() -> None:
+def test_calls_are_printed_as_code_and_invalid_ones_as_written() -> None:
     assert call_text(call("bash", cmd="ls", n=2)["tool_calls"][0]) == 'bash(cmd="ls", n=2)'
     assert call_text({"function": {"name": "", "arguments": '{"name": oops'}}) == '({"name": oops)'
 
 
-def test_each_message_is_a_line_with_its_role_and_an_empty_one_is_not_left_out() -> None:
+def test_each_message_is_a_line_with_its_role_even_if_it_is_empty() -> None:
     thought = Message(role="assistant", content="", reasoning_content="Hm.\nWell.")
     found = Message(role="tool", content="", name="look")
     assert plain_text([said(ASK, thought, found)]).splitlines() == [
@@ -66,7 +66,7 @@ def test_each_message_is_a_line_with_its_role_and_an_empty_one_is_not_left_out()
 
 
 class Silent:
-    """It cannot be written as text, or compared."""
+    """An object that can be neither written as text nor compared."""
 
     def __repr__(self) -> str:
         raise KeyError("repr")
@@ -101,14 +101,14 @@ ROUND.append(ROUND)
         ({"role": "assistant", "reasoning_content": ["Hm."]}, 'assistant thinking: ["Hm."]'),
     ],
 )
-def test_a_message_made_by_hand_is_shown_whatever_its_fields_hold(message: Any, shown: str) -> None:
+def test_a_message_made_by_hand_is_printed_whatever_its_fields_contain(message: Any, shown: str) -> None:
     segments = [said(message), said(copy(message), index=1, kind="fork", parent=0, opened=1)]
     assert plain_text(segments[:1]) == shown
     assert plain_text(segments).splitlines()[1] == shown
     show("head", segments, "foot", console=Console(file=io.StringIO()))
 
 
-def test_what_a_segment_took_over_is_counted_and_what_only_looks_like_it_is_shown() -> None:
+def test_inherited_messages_are_counted_and_similar_ones_are_printed() -> None:
     root = said(ASK, ANSWER)
     fork = said(ASK, ANSWER, LAST, ANSWER, index=1, kind="fork", parent=0, opened=3)
     assert plain_text([root, fork]).splitlines() == [
@@ -122,7 +122,7 @@ def test_what_a_segment_took_over_is_counted_and_what_only_looks_like_it_is_show
     ]
 
 
-def test_a_segment_alone_is_shown_whole() -> None:
+def test_a_segment_alone_is_printed_in_full() -> None:
     fork = said(ASK, LAST, index=1, kind="fork", parent=0, opened=2)
     assert plain_text([fork]).splitlines() == ["user: Go.", "user: Sure?"]
 
@@ -154,7 +154,7 @@ FAILED: dict[str, Any] = {
 }
 
 
-def test_a_rollout_prints_what_was_said_and_what_it_was_worth() -> None:
+def test_a_rollout_prints_its_messages_and_rewards() -> None:
     assert str(rollout(rewards={"right": 0.5}, metrics={"turns": 1})).splitlines() == [
         "rollout t/0: reward 0.5, stopped by answer, 1 turn, 2 sampled tokens, 1 segment",
         "user: Go.",
@@ -164,7 +164,7 @@ def test_a_rollout_prints_what_was_said_and_what_it_was_worth() -> None:
     ]
 
 
-def test_a_failed_rollout_prints_its_traceback_and_no_part_of_it_steers_the_terminal() -> None:
+def test_a_failed_rollout_prints_its_traceback_and_cannot_control_the_terminal() -> None:
     text = str(rollout(rollout_id=f"{EVIL}/0", **FAILED))
     text.encode()
     assert "\x1b" not in text
@@ -176,7 +176,7 @@ def test_a_failed_rollout_prints_its_traceback_and_no_part_of_it_steers_the_term
 
 
 @pytest.mark.parametrize("colors", [True, False])
-def test_show_prints_the_same_with_colors_where_the_terminal_has_them(colors: bool) -> None:
+def test_show_prints_the_same_with_colors_if_the_terminal_supports_them(colors: bool) -> None:
     out = io.StringIO()
     rollout(metrics={"x": 1}).show(console=Console(file=out, force_terminal=colors, width=200, highlight=False))
     assert ("\x1b[" in out.getvalue()) == colors
@@ -184,7 +184,7 @@ def test_show_prints_the_same_with_colors_where_the_terminal_has_them(colors: bo
         assert part in out.getvalue()
 
 
-def test_show_escapes_what_the_model_wrote_and_cuts_it_unless_all_is_asked_for() -> None:
+def test_show_escapes_model_output_and_cuts_it_unless_full_is_set() -> None:
     answer = say(EVIL + "x" * 5000)
     for full, shown in ((False, False), (True, True)):
         out, made = io.StringIO(), rollout()
@@ -195,7 +195,7 @@ def test_show_escapes_what_the_model_wrote_and_cuts_it_unless_all_is_asked_for()
         assert ("x" * 5000 in out.getvalue()) == shown
 
 
-def test_no_part_of_a_segments_title_steers_the_terminal_or_forges_a_line() -> None:
+def test_a_segments_title_cannot_control_the_terminal_or_forge_a_line() -> None:
     evil = f"{EVIL}\nuser: obey"
     out, segments = io.StringIO(), [said(kind=evil, notes=(evil,)), said(index=1, kind=evil, parent=0)]
     show("", segments, "", console=Console(file=out, width=10_000))

@@ -1,4 +1,4 @@
-"""What travels: every type states its law, and the error of a broken one names the field."""
+"""The data types: each one checks its invariants, and an error names the field."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError
@@ -32,7 +32,7 @@ def turn(start: int = 2, stop: int = 4) -> Turn:
 
 
 def segment(**change: Any) -> Segment:
-    """ids P P a a e, mask 0 0 1 1 0."""
+    """Return a segment with ids P P a a e and mask 0 0 1 1 0."""
     made: dict[str, Any] = {"index": 0, "parent": None, "kind": "root", "token_ids": [1, 2, 3, 4, 5]}
     made |= {"sampled": [0, 0, 1, 1, 0], "logprobs": [0, 0, -0.5, -0.5, 0], "turns": (turn(),)}
     return Segment(**made | change)
@@ -96,24 +96,24 @@ def test_a_completion_has_a_finite_logprob_for_each_id(change: Change, field: st
     refuses(completion, change, field)
 
 
-def test_the_lowest_logprob_of_float32_is_one() -> None:
+def test_the_lowest_float32_is_a_valid_logprob() -> None:
     lowest = float(np.finfo(np.float32).min)
     assert completion(logprobs=[lowest, lowest]).logprobs.tolist() == [lowest, lowest]
 
 
 @pytest.mark.parametrize("ids", [[5, 6], (5, 6), range(5, 7), bytearray([5, 6]), np.array([5, 6], np.uint16)])
-def test_a_completion_takes_any_row_of_whole_numbers(ids: Any) -> None:
+def test_a_completion_accepts_any_sequence_of_integers(ids: Any) -> None:
     assert completion(token_ids=ids).token_ids.tolist() == [5, 6]
     assert completion(token_ids=[0, 2**31 - 1]).token_ids.tolist() == [0, 2**31 - 1]
 
 
 @pytest.mark.parametrize("versions", [[Version(0, 3)], ((0, 3),), [[0, 3]]])
-def test_versions_in_any_rows_become_a_tuple_of_them(versions: Any) -> None:
+def test_versions_in_any_sequences_become_a_tuple_of_versions(versions: Any) -> None:
     assert completion(versions=versions).versions == (Version(0, 3),)
     assert isinstance(completion(versions=versions).versions[0], Version)
 
 
-def test_a_completion_without_logprobs_says_that_it_must_be_an_abort() -> None:
+def test_a_completion_without_logprobs_raises_an_error_that_suggests_an_abort() -> None:
     with pytest.raises(ValueError, match="return an abort"):
         completion(logprobs=[])
 
@@ -123,7 +123,7 @@ def test_only_an_aborted_completion_may_be_empty() -> None:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(3, 3), (4, 2), (-1, 2)])
-def test_a_turn_holds_a_token(start: int, stop: int) -> None:
+def test_a_turn_contains_at_least_one_token(start: int, stop: int) -> None:
     refuses(segment, {"turns": (turn(start, stop),)}, "turns")
 
 
@@ -146,7 +146,7 @@ def test_a_turn_holds_a_token(start: int, stop: int) -> None:
         ({"kind": "compaction"}, "parent"),
     ],
 )
-def test_a_segment_is_three_lists_of_one_length_and_its_mask_the_union_of_its_turns(change: Change, field: str) -> None:
+def test_a_segments_lists_have_one_length_and_its_mask_is_the_union_of_its_turns(change: Change, field: str) -> None:
     refuses(segment, change, field)
 
 
@@ -168,7 +168,7 @@ def test_a_rollout_has_ids_a_stop_reason_and_either_a_finite_reward_or_an_error(
     refuses(rollout, change, field)
 
 
-def test_a_failed_rollout_is_not_scored_and_a_zero_is_a_score() -> None:
+def test_a_failed_rollout_is_not_scored_but_a_zero_is_a_score() -> None:
     failed, zero = (
         rollout(rollout_id="t/1", reward=None, failure=Failure(type="EnvError", message="it died")),
         rollout(reward=0.0),
@@ -182,7 +182,7 @@ def test_the_sampled_tokens_of_a_rollout_are_counted_over_all_segments() -> None
     assert len(both.messages) == 2
 
 
-def test_a_group_holds_its_own_rollouts_each_once() -> None:
+def test_a_group_contains_its_own_rollouts_once_each() -> None:
     with pytest.raises(ValueError, match=r"^rollouts: \['t/0'\] do not belong to group 'u'"):
         Group(group_id="u", rollouts=(rollout(),))
     with pytest.raises(ValueError, match=r"^rollouts: a rollout_id appears twice"):
@@ -199,11 +199,11 @@ def test_a_group_holds_its_own_rollouts_each_once() -> None:
         ({"advantages": []}, "advantages"),
     ],
 )
-def test_a_sample_has_a_prompt_and_four_lists_of_the_length_of_its_response(change: Change, field: str) -> None:
+def test_a_sample_has_a_prompt_and_four_lists_as_long_as_its_response(change: Change, field: str) -> None:
     refuses(sample, change, field)
 
 
-def test_the_length_of_a_sample_is_prompt_and_response_together() -> None:
+def test_the_length_of_a_sample_is_prompt_plus_response() -> None:
     assert len(sample()) == 3
 
 
@@ -217,7 +217,7 @@ def test_the_length_of_a_sample_is_prompt_and_response_together() -> None:
         ({"id": "t", "prompt": [{"role": "user", "content": "x"}], "awnser": 3}, "awnser"),
     ],
 )
-def test_a_bad_row_of_a_data_set_is_refused_by_the_name_of_its_field(row: Change, field: str) -> None:
+def test_an_invalid_row_of_a_data_set_is_refused_by_field_name(row: Change, field: str) -> None:
     with pytest.raises(ValidationError) as refused:
         Task.model_validate(row)
     assert ".".join(map(str, refused.value.errors()[0]["loc"])) == field
@@ -239,13 +239,13 @@ def test_a_task_cannot_be_changed() -> None:
         ({"max_tokens": True}, "max_tokens"),
     ],
 )
-def test_sampling_out_of_its_bounds_or_of_another_type_is_refused(change: Change, field: str) -> None:
+def test_sampling_settings_of_wrong_type_or_range_are_refused(change: Change, field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be"):
         Sampling(**change)
 
 
 @pytest.mark.parametrize("made", [completion(), segment(), sample()])
-def test_the_arrays_of_what_travels_are_read_only(made: Completion | Segment | Sample) -> None:
+def test_arrays_of_completions_segments_and_samples_are_read_only(made: Completion | Segment | Sample) -> None:
     with pytest.raises(ValueError, match="read-only"):
         made.logprobs[0] = -9.0
     with pytest.raises(FrozenInstanceError):
@@ -259,7 +259,7 @@ def test_a_segment_leaves_the_arrays_it_was_given_writable() -> None:
     assert given[0] == 9
 
 
-def test_a_stop_reason_is_its_word() -> None:
+def test_a_stop_reason_equals_its_text() -> None:
     assert [StopReason.ANSWER, f"{StopReason.CONTEXT}"] == ["answer", "context"]
 
 
@@ -273,12 +273,12 @@ def test_a_stop_reason_is_its_word() -> None:
         ({"stdout": "4", "state_lost": True}, "4\n[the Python state was lost]"),
     ],
 )
-def test_an_exec_result_reads_as_what_went_wrong(change: dict[str, Any], text: str) -> None:
+def test_an_exec_results_text_describes_the_failure(change: dict[str, Any], text: str) -> None:
     made: dict[str, Any] = {"status": "ok", "exit_code": 0, "stdout": "", "stderr": ""}
     assert ExecResult(**made | change).text() == text
 
 
-def test_a_program_is_ok_when_it_ended_by_itself_with_zero() -> None:
+def test_a_program_is_ok_if_it_exited_with_zero() -> None:
     assert ExecResult(status="ok", exit_code=0, stdout="", stderr="").ok
     assert not ExecResult(status="ok", exit_code=1, stdout="", stderr="").ok
     late = ExecResult(status="timeout", exit_code=0, stdout="", stderr="")
@@ -286,7 +286,7 @@ def test_a_program_is_ok_when_it_ended_by_itself_with_zero() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 10, 50, 99])
-def test_a_cut_text_is_never_over_its_limit(limit: int) -> None:
+def test_a_cut_text_never_exceeds_its_limit(limit: int) -> None:
     assert len(cut_middle("x" * 100, limit)) <= limit
 
 

@@ -1,4 +1,4 @@
-"""A run samples from any engine: one that is named in its settings, or one that it is given."""
+"""A run samples from any engine: one named in its settings, or one passed to it."""
 
 import importlib
 import sys
@@ -59,14 +59,14 @@ SMALL = ag.RunConfig(
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of a user who wrote an engine."""
+    """Yield the module of a user who wrote an engine."""
     (tmp_path / "mine_engine.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("mine_engine")
     del sys.modules["mine_engine"]
 
 
-async def test_a_run_opens_the_engine_that_its_settings_name_and_closes_it(mine: Any, tmp_path: Path) -> None:
+async def test_a_run_opens_and_closes_the_engine_named_in_its_settings(mine: Any, tmp_path: Path) -> None:
     run = replace(SMALL, output_dir=tmp_path / "run", engine=ag.CustomEngineConfig(name="mine_engine:Mine", slots=4))
     summary = await ag.train_policy(run)
     assert summary["rollouts"] == 4
@@ -74,7 +74,7 @@ async def test_a_run_opens_the_engine_that_its_settings_name_and_closes_it(mine:
     assert '"engine.name": "mine_engine:Mine"' in (tmp_path / "run" / "settings.json").read_text()
 
 
-async def test_a_run_samples_from_an_engine_that_it_is_given_and_leaves_it_open(mine: Any, tmp_path: Path) -> None:
+async def test_a_run_uses_an_engine_that_it_is_given_and_leaves_it_open(mine: Any, tmp_path: Path) -> None:
     async with mine.Mine("tiny") as engine:
         await ag.train_policy(replace(SMALL, output_dir=tmp_path / "run"), engine=engine)
         assert engine.version == 1
@@ -89,7 +89,7 @@ async def test_a_run_samples_from_an_engine_that_it_is_given_and_leaves_it_open(
         ("mine_engine:number", "engine: 'mine_engine:number' is a int; name the engine's class"),
     ],
 )
-def test_a_name_without_an_engine_is_refused_in_a_line_before_a_model_is_loaded(
+def test_a_name_without_an_engine_is_refused_in_one_line_before_a_model_is_loaded(
     mine: Any, name: str, said: str
 ) -> None:
     judge = ag.ModelRoleConfig(model="tiny", engine=ag.CustomEngineConfig(name=name))
@@ -98,7 +98,7 @@ def test_a_name_without_an_engine_is_refused_in_a_line_before_a_model_is_loaded(
             run.check_files()
 
 
-def test_an_error_of_an_engines_own_module_is_not_taken_for_a_missing_class(
+def test_an_error_in_an_engines_own_module_is_not_mistaken_for_a_missing_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torn_engine.py").write_text("import os\nos.no_such_name\nclass Mine: ...\n")
@@ -108,18 +108,18 @@ def test_an_error_of_an_engines_own_module_is_not_taken_for_a_missing_class(
 
 
 @pytest.mark.parametrize("template", [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"loud": True}}])
-def test_a_template_that_an_engine_of_ones_own_would_not_get_is_refused(template: dict[str, Any]) -> None:
+def test_a_template_that_a_custom_engine_would_not_get_is_refused(template: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^chat_template, chat_template_kwargs: a custom engine brings its own"):
         replace(SMALL, engine=ag.CustomEngineConfig(name="mine_engine:Mine"), **template)
 
 
-async def test_what_is_no_engine_is_refused_before_the_first_rollout(mine: Any, tmp_path: Path) -> None:
+async def test_an_invalid_engine_is_refused_before_the_first_rollout(mine: Any, tmp_path: Path) -> None:
     run = replace(SMALL, output_dir=tmp_path / "run", engine=ag.CustomEngineConfig(name="mine_engine:broken"))
     with pytest.raises(TypeError, match="engine: must be an engine, got 'an engine'"):
         await ag.train_policy(run)
 
 
-def test_an_engine_is_named_on_the_command_line() -> None:
+def test_a_custom_engine_can_be_named_on_the_command_line() -> None:
     run = settings(chase_grpo.RECIPE, ["--engine", "mine_engine:Mine", "--engine.slots", "5"])
     assert run.engine == ag.CustomEngineConfig(name="mine_engine:Mine", slots=5)
     with pytest.raises(
@@ -130,13 +130,13 @@ def test_an_engine_is_named_on_the_command_line() -> None:
         ag.CustomEngineConfig(name="mine")
 
 
-def test_servers_that_lend_their_memory_are_refused_where_rollouts_go_on_meanwhile() -> None:
+def test_colocated_servers_are_refused_if_rollouts_overlap_training() -> None:
     run = replace(SMALL, engine=ag.SGLangConfig(colocate="keep"))
     with pytest.raises(ValueError, match=r"^engine\.colocate, max_staleness: "):
         replace(run, max_staleness=1)
 
 
-async def test_a_run_warns_at_its_start_where_the_engines_context_is_less_than_the_envs(
+async def test_a_run_warns_at_its_start_if_the_engines_context_is_smaller_than_the_envs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Chase, "limits", replace(Chase.limits, context_tokens=2048))

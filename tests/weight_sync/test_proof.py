@@ -1,4 +1,4 @@
-"""A policy that did not arrive, or arrived in part, is noticed in float32 and in bfloat16; a small one is counted."""
+"""A policy that was lost or arrived only in part is detected in float32 and bfloat16; tiny updates are counted."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
@@ -30,7 +30,7 @@ DTYPES = ["float32", "bfloat16"]
 
 
 def batch(seed: int) -> list[Sample]:
-    """Samples that move the policy."""
+    """Return samples that change the policy."""
     draw = np.random.default_rng(seed)
     return [
         Sample(
@@ -50,7 +50,7 @@ def batch(seed: int) -> list[Sample]:
 
 
 class Faulty(TransformersEngine):
-    """An engine that takes another adapter than the one it is given."""
+    """An engine that loads another adapter than the given one."""
 
     fault: Literal["none", "lost", "half", "old"] = "none"
     before: Adapter | None = None
@@ -79,7 +79,7 @@ class Faulty(TransformersEngine):
 async def pair(
     dtype: Any, *, lr: float = 2e-3, trainers: Any = None, **settings: Any
 ) -> AsyncIterator[tuple[Trainer, Faulty, WeightSync]]:
-    """A trainer and an engine of one dtype, or the trainer of another one."""
+    """Yield a trainer and an engine of one dtype, or with another dtype for the trainer."""
     config = TrainConfig(
         temperature=0.7, lr=lr, warmup_steps=0, device="cpu", dtype=trainers or dtype, loss="cispo", **settings
     )
@@ -91,7 +91,7 @@ async def pair(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-async def test_a_policy_that_arrives_is_proven_step_after_step(dtype: str) -> None:
+async def test_a_policy_that_arrives_is_verified_step_after_step(dtype: str) -> None:
     async with pair(dtype) as (trainer, _, sync):
         for version in (1, 2, 3):
             await trainer.step(batch(version))
@@ -102,7 +102,7 @@ async def test_a_policy_that_arrives_is_proven_step_after_step(dtype: str) -> No
 
 @pytest.mark.parametrize("fault", ["lost", "half", "old"])
 @pytest.mark.parametrize("dtype", DTYPES)
-async def test_a_policy_that_is_lost_or_halved_or_a_step_old_is_refused(dtype: str, fault: Any) -> None:
+async def test_a_policy_that_is_lost_halved_or_one_step_old_is_refused(dtype: str, fault: Any) -> None:
     async with pair(dtype) as (trainer, engine, sync):
         await trainer.step(batch(1))
         await sync(1)
@@ -113,7 +113,7 @@ async def test_a_policy_that_is_lost_or_halved_or_a_step_old_is_refused(dtype: s
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-async def test_a_whole_model_that_arrives_is_proven_and_one_that_is_lost_is_refused(dtype: str) -> None:
+async def test_a_full_model_that_arrives_is_verified_and_one_that_is_lost_is_refused(dtype: str) -> None:
     async with pair(dtype, method="full", lr=1e-3) as (trainer, engine, sync):
         await sync.begin()
         for version in (1, 2):
@@ -121,7 +121,7 @@ async def test_a_whole_model_that_arrives_is_proven_and_one_that_is_lost_is_refu
             metrics = await sync(version)
             assert metrics["sync/arrived"] == pytest.approx(1, abs=0.1)
         resumed = WeightSync(trainer, engine, PROBE, SAMPLING, base=sync.base)
-        await engine.load_adapter(None, version=0)  # as an engine that was opened again
+        await engine.load_adapter(None, version=0)  # like an engine that was opened again
         assert (await resumed(2))["sync/arrived"] == pytest.approx(1, abs=0.1)
         await trainer.step(batch(3))
         engine.fault = "lost"
@@ -129,7 +129,7 @@ async def test_a_whole_model_that_arrives_is_proven_and_one_that_is_lost_is_refu
             await sync(3)
 
 
-async def test_a_proof_of_a_whole_model_that_was_not_begun_before_the_first_step_says_so() -> None:
+async def test_checking_a_full_model_requires_a_start_before_the_first_step() -> None:
     async with pair("float32", method="full") as (trainer, _, sync):
         await trainer.step(batch(1))
         with pytest.raises(ValueError, match=r"^base: all weights are trained .*score before the first step"):
@@ -137,7 +137,7 @@ async def test_a_proof_of_a_whole_model_that_was_not_begun_before_the_first_step
 
 
 @pytest.mark.parametrize("fault", ["none", "lost", "half", "old"])
-async def test_a_run_in_bfloat16_ends_at_the_first_policy_that_did_not_arrive(fault: Any, tmp_path: Path) -> None:
+async def test_a_bfloat16_run_ends_at_the_first_policy_that_did_not_arrive(fault: Any, tmp_path: Path) -> None:
     run = replace(
         SETTINGS,
         output_dir=tmp_path / "run",
@@ -163,7 +163,7 @@ async def test_a_run_in_bfloat16_ends_at_the_first_policy_that_did_not_arrive(fa
     assert len(rows) == (run.max_steps if fault == "none" else 1)
 
 
-async def test_an_update_too_small_to_tell_is_counted_and_proven_with_those_after_it() -> None:
+async def test_an_update_too_small_to_detect_is_counted_and_verified_with_later_ones() -> None:
     async with pair("bfloat16", lr=3e-6, trainers="float32") as (trainer, _, sync):
         await trainer.step(batch(1))
         metrics = await sync(1)
@@ -207,8 +207,8 @@ def noisy(trainer: Any, size: float, seed: int) -> Scored:
 
 @pytest.mark.parametrize("ids", [30, 255])
 @pytest.mark.parametrize("size", [1e-6, 0.02, 0.1])
-def test_the_power_is_that_of_the_docs_whatever_the_noise(ids: int, size: float) -> None:
-    """An update of 20 standard deviations in length is told from none and from a half of it, in 300 draws of 300."""
+def test_the_power_is_as_documented_whatever_the_noise(ids: int, size: float) -> None:
+    """An update of 20 standard deviations in length is distinguished from none and from half of it in all 300 draws."""
     draw = np.random.default_rng(1)
     for seed in range(300):
         old_scores: Any = draw.normal(-2, 1, ids)
@@ -224,7 +224,7 @@ def test_the_power_is_that_of_the_docs_whatever_the_noise(ids: int, size: float)
                 judge(start, old, lost, version=1, tolerance=1.0 if size > 1e-3 else 1e-3)
 
 
-def test_two_models_in_float32_that_differ_are_refused_and_rounding_is_not() -> None:
+def test_two_float32_models_that_differ_are_refused_but_rounding_is_not() -> None:
     trainer: Any = np.linspace(-3, -1, 100)
     near = Scored(trainer=trainer, engine=trainer + 0.02)
     refuse_other_model(near, tolerance=1e-3, exact=False)
@@ -235,7 +235,7 @@ def test_two_models_in_float32_that_differ_are_refused_and_rounding_is_not() -> 
 
 
 @pytest.mark.parametrize("scores", [[0.0], [0.0] * len(PROBE), None])
-async def test_an_engine_that_gives_another_number_of_scores_is_refused_by_name(scores: Any) -> None:
+async def test_an_engine_that_returns_the_wrong_number_of_scores_is_refused_by_name(scores: Any) -> None:
     async with pair("float32") as (_, engine, sync):
         engine.score = AsyncMock(return_value=scores)  # type: ignore[method-assign]
         with pytest.raises(EngineError, match=r"^engine: its scores of 256 ids have the shape .* expected \(255,\)"):

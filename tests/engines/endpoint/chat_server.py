@@ -1,4 +1,4 @@
-"""A chat endpoint on this machine, which answers, refuses, babbles, hangs up or hangs as a test asks."""
+"""A chat endpoint on this machine that answers, refuses, sends garbage, hangs up or hangs, as a test requires."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ Request: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sent:
-    """One answer of the server; a body that is text is sent as it is."""
+    """A response of the server; a body that is a string is sent unchanged."""
 
     body: Any = ""
     status: int = 200
@@ -21,12 +21,12 @@ class Sent:
 
 HANG, HANG_UP = "hang", "hang up"
 Answers: TypeAlias = Callable[[Request, int], "Sent | str"]
-"""A function of a request and its number, from 0; it may return HANG or HANG_UP."""
+"""A function of a request and its number (from 0); it may return HANG or HANG_UP."""
 SOON = {"retry-after-ms": "1"}
 
 
 def said(content: str | None, *, reason: str = "stop", usage: Any = None, **fields: Any) -> Sent:
-    """A chat completion."""
+    """Return a chat completion."""
     message = {"role": "assistant", "content": content, **fields}
     counted = {"prompt_tokens": 100, "completion_tokens": 10} if usage is None else usage
     choice = {"index": 0, "message": message, "finish_reason": reason}
@@ -34,13 +34,13 @@ def said(content: str | None, *, reason: str = "stop", usage: Any = None, **fiel
 
 
 def called(name: str, arguments: str, call_id: str = "call_1") -> Sent:
-    """A chat completion that calls one tool."""
+    """Return a chat completion that calls one tool."""
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     return said(None, reason="tool_calls", tool_calls=[call])
 
 
 class ChatServer:
-    """Notes every request."""
+    """A server that records every request."""
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
@@ -49,14 +49,14 @@ class ChatServer:
         self.running = self.most_at_once = 0
         self.url = ""
         self.before: Callable[[], Awaitable[None]] | None = None
-        """What each answer waits for."""
+        """Awaited before each response."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request and hang up."""
         try:
             await self._serve(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # The client has gone, as after a time-out.
+            pass  # The client is gone, for example after a timeout.
         finally:
             writer.close()
 
@@ -88,7 +88,7 @@ def _written(answer: Sent) -> bytes:
 
 @asynccontextmanager
 async def chat_server(answers: Answers) -> AsyncIterator[ChatServer]:
-    """A server on a port of its own, until the block ends."""
+    """Run a server on a separate port until the block ends."""
     made = ChatServer(answers)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"

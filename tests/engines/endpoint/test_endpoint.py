@@ -1,4 +1,4 @@
-"""`ag.Endpoint` against a real HTTP server: what it asks, what it makes of the answers, what it survives."""
+"""`ag.Endpoint` against a real HTTP server: requests, parsing of responses, and recovery from failures."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ pytest.importorskip("openai", reason="needs the extra agentgym-kit[endpoint]")
 
 
 class Shop(ag.ToolEnv[ag.Task]):
-    """Worth 1 for the price that the tool tells."""
+    """An env with reward 1 for the price that the tool returns."""
 
     limits = ag.Limits(turns=4, turn_tokens=64, context_tokens=4096)
 
@@ -58,7 +58,7 @@ TASK = Shop.tasks("test")[0]
 
 
 def buys(request: Request, number: int) -> Sent:
-    """Looks the price up, and says it."""
+    """Look the price up and answer with it."""
     return said("3") if request["messages"][-1]["role"] == "tool" else called("price", '{"of": "tea"}')
 
 
@@ -72,7 +72,7 @@ async def play(answers: Answers, **settings: Any) -> tuple[ag.Rollout, ChatServe
         return await ag.rollout(Shop, TASK, engine, seed=1), server
 
 
-async def test_a_tool_is_called_by_the_tools_api_and_its_result_goes_back_under_the_call() -> None:
+async def test_a_tool_is_called_through_the_tools_api_and_its_result_returns_under_the_call() -> None:
     rollout, server = await play(buys)
     assert (rollout.reward, rollout.stop_reason) == (1.0, "answer")
     first, second = server.requests
@@ -87,7 +87,7 @@ async def test_a_tool_is_called_by_the_tools_api_and_its_result_goes_back_under_
     ]
 
 
-async def test_tools_in_the_prompt_are_called_and_answered_in_text_alone() -> None:
+async def test_tools_in_the_prompt_are_called_and_answered_as_text() -> None:
     def answers(request: Request, number: int) -> Sent:
         if "<tool_response>" in request["messages"][-1]["content"]:
             return said("3")
@@ -104,7 +104,7 @@ async def test_tools_in_the_prompt_are_called_and_answered_in_text_alone() -> No
     assert told == {"role": "user", "content": "<tool_response>\ntea costs 3\n</tool_response>"}
 
 
-async def test_tokens_and_cost_of_each_rollout_are_the_endpoints_own_count() -> None:
+async def test_tokens_and_cost_of_each_rollout_are_the_endpoints_own_counts() -> None:
     usage = {
         "prompt_tokens": 1000,
         "completion_tokens": 200,
@@ -117,11 +117,11 @@ async def test_tokens_and_cost_of_each_rollout_are_the_endpoints_own_count() -> 
     assert [rollout.metrics[f"usage/{name}"] for name in names] == [1000, 400, 200, 150, 1]
     assert rollout.metrics["usage/cost"] == pytest.approx((600 * 2 + 400 * 0.5 + 200 * 10) / 1e6)
     (segment,) = rollout.segments
-    assert len(segment.token_ids) == 1000 + 50  # the prompt as it was counted, and what later prompts would hold
+    assert len(segment.token_ids) == 1000 + 50  # the prompt as counted, and the text that later prompts would contain
     assert rollout.sampled_tokens == 50
 
 
-async def test_an_answer_without_a_count_is_estimated_and_said_so() -> None:
+async def test_an_answer_without_usage_is_estimated_and_reported_as_such() -> None:
     bare = Sent({"choices": [{"message": {"content": "3"}}]})
     rollout, _ = await play(lambda request, number: bare, completion_price=1.0)
     assert rollout.metrics["usage/uncounted_requests"] == 1
@@ -143,7 +143,7 @@ async def test_an_answer_without_a_count_is_estimated_and_said_so() -> None:
         "four",
     ],
 )
-async def test_a_count_that_can_be_none_is_no_count(usage: Any) -> None:
+async def test_an_invalid_token_count_is_ignored(usage: Any) -> None:
     answer = Sent({"choices": [{"message": {"content": "3"}}], "usage": usage})
     rollout, server = await play(lambda request, number: answer)
     assert (rollout.error, len(server.requests)) == (None, 1)
@@ -152,12 +152,12 @@ async def test_a_count_that_can_be_none_is_no_count(usage: Any) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://[::bad", "http://127.0.0.1:99999/v1", "http://:80/v1", "http://h:port/v1"])
-def test_an_address_that_cannot_be_is_refused_by_its_field(url: str) -> None:
+def test_an_invalid_url_is_refused_by_its_field(url: str) -> None:
     with pytest.raises(ValueError, match=r"^url: .*, got "):
         ag.Endpoint(url)
 
 
-async def test_where_nobody_listens_the_error_says_so() -> None:
+async def test_the_error_says_that_nobody_listens_at_the_url() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(EngineError, match=r"cannot connect \(.*\); is it running\?"):
@@ -165,7 +165,7 @@ async def test_where_nobody_listens_the_error_says_so() -> None:
             pass
 
 
-async def test_what_429_500_garbage_a_lost_connection_and_a_hang_interrupt_is_asked_again_and_nothing_is_lost() -> None:
+async def test_transient_failures_are_retried_and_nothing_is_lost() -> None:
     rng = random.Random(0)
     troubles: list[Sent | str] = [
         Sent({"error": {"message": "slow down"}}, 429, SOON),
@@ -190,7 +190,7 @@ async def test_what_429_500_garbage_a_lost_connection_and_a_hang_interrupt_is_as
         assert engine.usage.requests == 32
 
 
-async def test_a_rollout_that_is_never_answered_fails_alone_and_says_why() -> None:
+async def test_a_rollout_that_is_never_answered_fails_alone_with_the_reason() -> None:
     def answers(request: Request, number: int) -> Sent:
         return Sent("no", 503, SOON) if request["messages"][0]["content"] == "down" else buys(request, number)
 
@@ -214,7 +214,7 @@ async def test_a_rollout_that_is_never_answered_fails_alone_and_says_why() -> No
         (said("no", reason="content_filter"), "finish_reason 'content_filter'"),
     ],
 )
-async def test_what_no_retry_mends_is_not_asked_again(answer: Sent, told: str) -> None:
+async def test_permanent_failures_are_not_retried(answer: Sent, told: str) -> None:
     rollout, server = await play(lambda request, number: answer)
     assert rollout.reward is None
     assert rollout.error is not None
@@ -222,7 +222,7 @@ async def test_what_no_retry_mends_is_not_asked_again(answer: Sent, told: str) -
     assert len(server.requests) == 1
 
 
-async def test_no_more_requests_are_out_at_once_than_concurrency_allows() -> None:
+async def test_at_most_concurrency_requests_run_at_once() -> None:
     async with chat_server(buys) as server, endpoint(server, concurrency=3) as engine:
         full = asyncio.Event()
 
@@ -237,12 +237,12 @@ async def test_no_more_requests_are_out_at_once_than_concurrency_allows() -> Non
     assert server.most_at_once == 3
 
 
-async def test_an_answer_that_a_limit_cut_ends_the_rollout_with_length() -> None:
+async def test_an_answer_that_was_cut_by_a_limit_ends_the_rollout_with_length() -> None:
     rollout, _ = await play(lambda request, number: said("3", reason="length"))
     assert rollout.stop_reason == "length"
 
 
-async def test_reasoning_is_kept_and_sent_back_only_where_that_is_asked_for() -> None:
+async def test_reasoning_is_kept_and_sent_back_only_if_requested() -> None:
     def answers(request: Request, number: int) -> Sent:
         if number:
             return said("3", reasoning="so it is 3")
@@ -257,7 +257,7 @@ async def test_reasoning_is_kept_and_sent_back_only_where_that_is_asked_for() ->
     assert server.requests[1]["messages"][1]["reasoning_content"] == "I must look"
 
 
-async def test_a_call_that_is_no_json_is_told_to_the_model_and_sent_back_as_json() -> None:
+async def test_a_call_with_invalid_json_is_reported_to_the_model_and_sent_back_as_json() -> None:
     def answers(request: Request, number: int) -> Sent:
         return said("3") if number else called("price", '{"of": tea')
 
@@ -268,7 +268,7 @@ async def test_a_call_that_is_no_json_is_told_to_the_model_and_sent_back_as_json
     assert told["tool_call_id"] == "call_1"
 
 
-async def test_sampling_goes_with_the_request_and_fields_can_be_left_out_or_added() -> None:
+async def test_sampling_is_sent_with_the_request_and_fields_can_be_left_out_or_added() -> None:
     sampling = ag.Sampling(temperature=0.3, top_p=0.9, top_k=5, min_p=0.1, stop=("END",), max_tokens=7)
     more = {"leave_out": ("seed", "max_tokens"), "extra_body": {"max_completion_tokens": 9}}
     async with chat_server(buys) as server, endpoint(server) as engine, endpoint(server, **more) as other:
@@ -281,7 +281,7 @@ async def test_sampling_goes_with_the_request_and_fields_can_be_left_out_or_adde
     assert not {"seed", "max_tokens"} & last.keys()
 
 
-async def test_the_key_comes_from_the_environment_and_is_named_where_it_is_not_set(
+async def test_the_key_comes_from_the_environment_and_is_named_if_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_KEY", "secret")
@@ -293,7 +293,7 @@ async def test_the_key_comes_from_the_environment_and_is_named_where_it_is_not_s
 
 
 @pytest.mark.parametrize("names", [["only"], ["one", "two"]])
-async def test_the_model_may_be_left_out_where_the_endpoint_serves_one(names: list[str]) -> None:
+async def test_the_model_may_be_omitted_if_the_endpoint_serves_only_one(names: list[str]) -> None:
     def answers(request: Request, number: int) -> Sent:
         listed = {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
         return buys(request, number) if request else Sent(listed)
@@ -308,12 +308,12 @@ async def test_the_model_may_be_left_out_where_the_endpoint_serves_one(names: li
 
 
 class Compacting(Shop):
-    """Summarizes after each turn."""
+    """An env that summarizes after each turn."""
 
     context = ag.Compact(turns=1, keep=KeepLast(1))
 
 
-async def test_a_conversation_that_is_summarized_goes_on_from_the_summary() -> None:
+async def test_a_summarized_conversation_continues_from_its_summary() -> None:
     def answers(request: Request, number: int) -> Sent:
         return [called("price", '{"of": "tea"}'), said("tea is 3"), said("3")][number]
 
@@ -325,7 +325,7 @@ async def test_a_conversation_that_is_summarized_goes_on_from_the_summary() -> N
 
 
 class Asking(Shop):
-    """Lets a fork answer."""
+    """An env whose tool answers through a fork."""
 
     @ag.tool
     async def think(self) -> str:
@@ -334,7 +334,7 @@ class Asking(Shop):
             return await agent.run()
 
 
-async def test_a_fork_goes_on_from_the_whole_conversation() -> None:
+async def test_a_fork_continues_from_the_whole_conversation() -> None:
     def answers(request: Request, number: int) -> Sent:
         return [called("think", "{}"), said("deep"), said("3")][number]
 
@@ -345,7 +345,7 @@ async def test_a_fork_goes_on_from_the_whole_conversation() -> None:
     asked, call, told, think = server.requests[1]["messages"]
     assert asked["content"] == "What does tea cost?"
     assert think == {"role": "user", "content": "think"}
-    # The tools API takes no call without a result.
+    # The tools API accepts no call without a result.
     assert told == {"role": "tool", "content": "[no result]", "tool_call_id": call["tool_calls"][0]["id"]}
     assert server.requests[2]["messages"][-1]["content"] == "deep"
 
@@ -358,7 +358,7 @@ async def test_a_prompt_that_the_endpoint_counts_as_full_ends_the_rollout_with_c
     assert (rollout.stop_reason, len(server.requests)) == ("context", 1)
 
 
-async def test_nothing_is_trained_on_what_an_endpoint_said() -> None:
+async def test_tokens_from_an_endpoint_are_never_trained_on() -> None:
     rollout, _ = await play(buys)
     assert {v.version for s in rollout.segments for t in s.turns for v in t.versions} == {NO_POLICY}
     group = Group(group_id=TASK.id, rollouts=(rollout,))
@@ -368,13 +368,13 @@ async def test_nothing_is_trained_on_what_an_endpoint_said() -> None:
         demonstrations([rollout])
 
 
-async def test_a_run_refuses_an_endpoint_before_it_begins() -> None:
+async def test_a_run_refuses_an_endpoint_before_it_starts() -> None:
     run = ag.RunConfig(recipe="r", env="no_such:Env", model="tiny")
     with pytest.raises(ValueError, match=r"^engine: Endpoint returns neither token ids nor log-probabilities"):
         await ag.train_policy(run, engine=ag.Endpoint("http://localhost:1/v1", model="m"))
 
 
-async def test_what_needs_ids_is_refused_by_name() -> None:
+async def test_operations_that_need_token_ids_are_refused_by_name() -> None:
     engine = ag.Endpoint("http://localhost:1/v1", model="m")
     with pytest.raises(EngineError, match=r"^Endpoint\.load_adapter: .*for evaluation"):
         await engine.load_adapter(None, version=1)
@@ -386,7 +386,7 @@ async def test_what_needs_ids_is_refused_by_name() -> None:
         engine.tokenizer  # noqa: B018
 
 
-async def test_an_endpoint_that_is_not_open_says_how_to_open_it() -> None:
+async def test_using_a_closed_endpoint_raises_an_error_that_says_how_to_open_it() -> None:
     rollout = await ag.rollout(Shop, TASK, ag.Endpoint("http://localhost:1/v1", model="m"))
     assert rollout.error == "EngineError: the endpoint is not open: use it inside `async with`"
 
@@ -399,7 +399,7 @@ async def test_an_endpoint_that_is_not_open_says_how_to_open_it() -> None:
         ({"timeout": 3}, "there is no field 'timeout'; did you mean 'timeout_s'"),
     ],
 )
-def test_a_bad_setting_is_refused_by_its_name(settings: dict[str, Any], told: str) -> None:
+def test_an_invalid_setting_is_refused_by_its_name(settings: dict[str, Any], told: str) -> None:
     with pytest.raises((ValueError, TypeError), match=told):
         ag.Endpoint("http://localhost/v1", model="m", **settings)
 
@@ -421,19 +421,19 @@ def test_a_url_without_its_scheme_is_refused() -> None:
         ({}, None),
     ],
 )
-def test_the_wait_that_an_endpoint_asks_for_is_read(headers: dict[str, str], seconds: float | None) -> None:
+def test_the_retry_after_header_is_parsed(headers: dict[str, str], seconds: float | None) -> None:
     from agentgym.engines.endpoint.client import retry_after_s
 
     assert retry_after_s(headers) == seconds
 
 
-async def test_a_wait_is_off_the_clock_of_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_does_not_count_toward_the_rollouts_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     paused: list[bool] = []
 
     slept = asyncio.sleep
 
     async def sleep(seconds: float) -> None:
-        if seconds:  # A loop that is held up has a call of it that only lets others run.
+        if seconds:  # A blocked loop also calls sleep(0), which only lets others run.
             assert seconds == 7.0
             paused.append(all(limit._pauses > 0 for limit in time_limits._limits.get()))
         await slept(0)

@@ -1,4 +1,4 @@
-"""Images on a real HTTP endpoint: what it is sent, and what is kept, shown, scored again and exported of it."""
+"""Images on a real HTTP endpoint: how they are sent, stored, displayed, scored again and exported."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ GIF_PART = ag.Image(GIF).part
 
 
 class Gallery(ag.ToolEnv[ag.Task]):
-    """Worth 1 for naming what the second picture shows."""
+    """An env with reward 1 for naming the animal in the second picture."""
 
     limits = ag.Limits(turns=4, turn_tokens=64, context_tokens=8192)
 
@@ -52,7 +52,7 @@ TASK = Gallery.tasks("test")[0]
 
 
 def looks(request: Request, number: int) -> Sent:
-    """Looks at a picture, and names the animal where a message behind that has an image."""
+    """Look at a picture, then name the animal if a later message has an image."""
     last = request["messages"][-1]["content"]
     if number == 0:
         return called("look", '{"at": 2}')
@@ -65,7 +65,7 @@ async def play(answers: Answers = looks, env: Any = Gallery, **settings: Any) ->
         return await ag.rollout(env, TASK, engine, seed=1), server
 
 
-async def test_images_of_prompts_and_tools_reach_the_endpoint_in_messages_of_the_user() -> None:
+async def test_images_of_prompts_and_tools_reach_the_endpoint_in_user_messages() -> None:
     rollout, server = await play()
     assert (rollout.error, rollout.reward) == (None, 1.0)
     prompt = {"role": "user", "content": [text_part("Which animal is on the next picture?"), PART]}
@@ -79,7 +79,7 @@ async def test_images_of_prompts_and_tools_reach_the_endpoint_in_messages_of_the
     assert seen == {"role": "user", "content": [text_part("image 1 of the tools' results:"), GIF_PART]}
 
 
-async def test_tools_in_the_prompt_have_their_images_between_the_marks_of_a_result() -> None:
+async def test_images_of_prompt_tools_are_inside_the_delimiters_of_their_result() -> None:
     def answers(request: Request, number: int) -> Sent:
         if number == 0:
             return said('<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>')
@@ -103,7 +103,7 @@ def called_at(*names: str) -> Message:
     return Message(role="assistant", content="", tool_calls=calls)  # type: ignore[typeddict-item]
 
 
-def test_images_of_several_results_stand_behind_all_of_them_and_before_what_comes_next() -> None:
+def test_images_of_several_results_follow_all_results_and_precede_the_next_message() -> None:
     both = [result("a", [PART, text_part("half \ud800"), PART]), result("b", [GIF_PART])]
     told = ["[image 1, in the next message]\nhalf \ufffd\n[image 2, in the next message]"]
     named = [text_part(f"image {number} of the tools' results:") for number in (1, 2, 3)]
@@ -123,7 +123,7 @@ def test_images_of_several_results_stand_behind_all_of_them_and_before_what_come
     assert alone == [{"role": "user", "content": [PART]}]
 
 
-def test_in_text_results_of_one_turn_share_a_message_with_their_images() -> None:
+def test_results_of_one_turn_in_the_prompt_share_a_message_with_their_images() -> None:
     (made,) = prompt_messages([result("a", [text_part("x"), PART]), result("b", "y"), result("c", [PART])], [])
     assert made["content"] == [
         text_part("<tool_response>\nx"),
@@ -134,12 +134,12 @@ def test_in_text_results_of_one_turn_share_a_message_with_their_images() -> None
     ]
 
 
-def test_an_image_counts_as_many_tokens_as_models_take_and_not_as_its_letters() -> None:
+def test_an_image_counts_as_a_fixed_number_of_tokens_not_as_its_base64_text() -> None:
     large = ag.Message(role="user", content=["a", ag.Image(PNG + bytes(3_000_000)).part])
     assert IMAGE_TOKENS < estimated_tokens([large]) < IMAGE_TOKENS + 50
 
 
-async def test_an_endpoint_that_does_not_see_fails_the_rollout_with_its_own_words() -> None:
+async def test_an_endpoint_without_vision_fails_the_rollout_with_its_own_error_text() -> None:
     def blind(request: Request, number: int) -> Sent:
         return Sent({"error": {"message": "m is not a multimodal model"}}, 400)
 
@@ -161,7 +161,7 @@ class Marks(BaseModel):
 
 
 class Judged(Gallery):
-    """Worth what a model that sees says of the picture."""
+    """An env whose reward is the mark that a judge with vision gives the picture."""
 
     judge: ag.Judge[Marks]
 
@@ -172,7 +172,7 @@ class Judged(Gallery):
         return (await self.judge.ask(self.model("judge"), shown)).mark
 
 
-async def test_a_judge_that_sees_is_shown_images_and_a_cached_answer_is_that_to_the_same_image(tmp_path: Path) -> None:
+async def test_a_judge_sees_images_and_its_cache_distinguishes_them(tmp_path: Path) -> None:
     Judged.judge = ag.Judge(rubric="How good is the drawing?", response=Marks, cache=tmp_path / "answers.sqlite")
 
     def marks(request: Request, number: int) -> Sent:
@@ -192,7 +192,7 @@ async def test_a_judge_that_sees_is_shown_images_and_a_cached_answer_is_that_to_
 
 
 class Sums(Gallery):
-    """Sums up after each turn, with a sub-agent that looks in a fork of its own."""
+    """An env that summarizes after each turn and whose sub-agent looks in a separate fork."""
 
     context = ag.Compact(at=None, turns=1)
 
@@ -204,7 +204,7 @@ class Sums(Gallery):
             return [await agent.run(), ag.Image(GIF)]
 
 
-async def test_sub_agents_and_summaries_keep_the_images_of_what_they_go_on_from() -> None:
+async def test_sub_agents_and_summaries_keep_the_images_they_continue_from() -> None:
     def answers(request: Request, number: int) -> Sent:
         return (
             called("look", '{"at": 2}') if number == 0 else said(["a cat, I think", "a summary", "a cat"][number - 1])
@@ -218,7 +218,7 @@ async def test_sub_agents_and_summaries_keep_the_images_of_what_they_go_on_from(
     assert kept["content"] == [text_part("Which animal is on the next picture?"), PART, text_part("a summary")]
 
 
-async def test_an_evaluation_with_images_is_kept_shown_scored_again_and_exported(
+async def test_an_evaluation_with_images_is_stored_displayed_rescored_and_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with chat_server(looks) as server, ag.Endpoint(server.url, model="m") as engine:

@@ -1,7 +1,7 @@
-"""A program that stands for a launched SGLang server: `python fake_server.py --port N ...`, flags as it takes them.
+"""A program that replaces a launched SGLang server: `python fake_server.py --port N ...`, with the same flags.
 
-It writes its environment to the file that AGENTGYM_FAKE_ENVIRONMENT names, a line for each server, and ends by itself
-when it is asked for /die.
+It writes its environment to the file named by AGENTGYM_FAKE_ENVIRONMENT, one line per server, and exits when /die is
+requested.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def die(_: Any) -> Any:
 
 
 async def score_or_sample(payload: Any) -> Any:
-    """Refuses an adapter that it does not have, as a real one does."""
+    """Refuse an adapter that isn't loaded, as a real server does."""
     if payload["lora_path"] is not None and payload["lora_path"] not in loaded:
         return 400, {"error": {"message": f"{payload['lora_path']} is not loaded"}}
     return await sample(payload)

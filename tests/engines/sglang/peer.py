@@ -1,4 +1,4 @@
-"""A small HTTP server in the test's own process, for what a real one does not do when it is asked to."""
+"""A small HTTP server in the test's process, for faults that a real server doesn't show on request."""
 
 import asyncio
 import json
@@ -10,26 +10,26 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""From a decoded body to what is sent: bytes as they are, a pair of status and body, or a body of status 200."""
+"""Maps a decoded body to the response: raw bytes, a pair of status and body, or a body sent with status 200."""
 
 
 class HangUp(Exception):
-    """Raised by a handler: the connection ends without an answer."""
+    """Raised by a handler to close the connection without a response."""
 
 
 class Peer:
-    """Listens while it is open; `paths` may be changed at any time. Requests are counted by path."""
+    """A server that listens while it is open; `paths` may be changed at any time. Requests are counted by path."""
 
     def __init__(self, paths: dict[str, Handler] | None = None) -> None:
         self.paths = paths or {}
         self.asked: Counter[str] = Counter()
         self.connections = 0
         self.hung_up = asyncio.Event()
-        """Set when a client closes a connection before it has its answer."""
+        """Set when a client closes a connection before it gets its response."""
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> Self:
-        self._held = socket.socket()  # Nobody else takes the port while the peer is dead.
+        self._held = socket.socket()  # Keeps the port reserved while the peer is dead.
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._held.bind(("127.0.0.1", 0))
         self.port: int = self._held.getsockname()[1]
@@ -47,14 +47,14 @@ class Peer:
         return f"http://127.0.0.1:{self.port}"
 
     async def die(self) -> None:
-        """Close the port and every connection, as a killed process does."""
+        """Close the port and every connection, as if the process had been killed."""
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()
         await self._server.wait_closed()
 
     async def rise(self) -> None:
-        """Listen on the peer's port."""
+        """Listen on the peer's port again."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, reuse_port=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,7 +79,7 @@ class Peer:
         await writer.drain()
 
     async def _handled(self, reader: asyncio.StreamReader, handler: Handler, payload: Any) -> Any:
-        """The handler's answer; HangUp as soon as the client hangs up."""
+        """Return the handler's response; raise HangUp as soon as the client hangs up."""
         handling = asyncio.ensure_future(handler(payload))
         leaving = asyncio.ensure_future(reader.read(1))
         try:
@@ -101,7 +101,7 @@ def _encoded(answer: Any) -> bytes:
 
 
 def giving(answer: Any) -> Handler:
-    """Always the same answer."""
+    """Return a handler that always sends the same response."""
 
     async def give(_: Any) -> Any:
         return answer
@@ -110,18 +110,18 @@ def giving(answer: Any) -> Handler:
 
 
 def generated(ids: list[int], reason: str = "length", **changes: Any) -> dict[str, Any]:
-    """SGLang's answer of these ids, each with the log-probability -0.5."""
+    """Return SGLang's response with these ids, each with log-probability -0.5."""
     meta = {"finish_reason": {"type": reason}, "output_token_logprobs": [[-0.5, id_, None] for id_ in ids]}
     return {"text": "", "output_ids": ids, "meta_info": meta} | changes
 
 
 async def sample(payload: Any) -> dict[str, Any]:
-    """As many ids as were asked for, counted from 10."""
+    """Return as many ids as requested, counted from 10."""
     return generated([10 + i for i in range(payload["sampling_params"]["max_new_tokens"])])
 
 
 def sglang(**changes: Handler) -> dict[str, Handler]:
-    """SGLang's endpoints, each doing the least; `changes` by the name of an endpoint."""
+    """Return SGLang's endpoints, each doing the minimum; `changes` replaces handlers by endpoint name."""
     info = {"max_req_input_len": 401, "model_path": "unknown"}
     paths: dict[str, Handler] = {"ready": giving(None), "server_info": giving(info), "generate": sample}
     paths["health_generate"] = giving(None)

@@ -1,4 +1,4 @@
-"""What a server may answer in the place of what it should: an error of the engine, and no other one."""
+"""Invalid server responses: each raises an engine error and no other error."""
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -26,14 +26,14 @@ GONE = object()
 
 
 def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The ways to all values inside of a value."""
+    """Yield the paths to all values inside a value."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield (*above, key)
         yield from places(value[key], (*above, key))
 
 
 def changed(place: Sequence[Any], odd: Any) -> Any:
-    """The answer with another value at a place, or without it."""
+    """Return the answer with another value at a path, or without it."""
     answer = deepcopy(ANSWER)
     inner: Any = answer
     for key in place[:-1]:
@@ -46,18 +46,18 @@ def changed(place: Sequence[Any], odd: Any) -> Any:
 
 
 @pytest.mark.parametrize("place", [pytest.param(place, id=".".join(map(str, place))) for place in places(ANSWER)])
-def test_a_broken_answer_is_an_engine_error_and_one_that_is_taken_keeps_its_laws(place: tuple[Any, ...]) -> None:
+def test_a_broken_answer_is_an_engine_error_or_fulfills_the_invariants(place: tuple[Any, ...]) -> None:
     for odd in (*ODD, GONE):
         try:
             made = completion_of(changed(place, odd), 3)
         except EngineError:
             continue
-        assert place[0] == "meta_info", odd  # What is sampled cannot be anything else.
+        assert place[0] == "meta_info", odd  # The ids themselves can't be anything else.
         assert made.token_ids.tolist() == [5, 6, 7]
         assert len(made.logprobs) == 3
 
 
-def test_a_sound_answer_is_taken() -> None:
+def test_a_valid_answer_is_accepted() -> None:
     assert completion_of(ANSWER, 3).versions == (Version(0, 3), Version(2, 4))
 
 
@@ -69,7 +69,7 @@ def test_broken_scores_are_an_engine_error(odd: Any) -> None:
 
 
 @pytest.mark.parametrize("odd", [10**400, float("inf"), "x", None, [], {}], ids=lambda odd: str(odd)[:9])
-def test_broken_facts_are_an_engine_error(odd: Any) -> None:
+def test_broken_server_info_is_an_engine_error(odd: Any) -> None:
     for info in (odd, {"max_req_input_len": odd, "model_path": "x"}):
         if isinstance(odd, int) and info is not odd:
             continue  # a whole number, however large, is a length

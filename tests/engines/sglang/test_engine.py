@@ -1,4 +1,4 @@
-"""The SGLang engine over servers that do what a real one does not do when it is asked to: die, lie, hang, refuse."""
+"""The SGLang engine on servers that do what a real one doesn't do on request: die, lie, hang or refuse."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,10 @@ REQUEST = {"rid", "input_ids", "sampling_params", "return_logprob", "lora_path"}
 async def over(
     *peers: Peer, health_s: float = 60.0, stall_s: float = 60.0, wait_s: float = 0.0
 ) -> AsyncIterator[SGLangEngine]:
-    """An engine over servers in this process; health is checked by request only, but where a test says otherwise."""
+    """Yield an engine on servers in this process.
+
+    Health is checked only by requests unless a test says otherwise.
+    """
     async with AsyncExitStack() as stack:
         for peer in peers:
             await stack.enter_async_context(peer)
@@ -48,7 +51,7 @@ async def hang_up(_: Any) -> Any:
 
 
 class Held:
-    """A /generate that answers when it is let go, or with what it has when it is aborted."""
+    """A /generate handler that answers when released, or with a partial turn when aborted."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Queue[dict[str, Any]]()
@@ -73,19 +76,19 @@ class Held:
         return Peer(sglang(generate=self.generate, abort_request=self.abort, **changes))
 
 
-def test_it_is_an_engine() -> None:
+def test_sglang_engine_fulfills_the_engine_protocol() -> None:
     engine: Engine = SGLangEngine.attach("http://host", model=MODEL, tokenizer=ByteTokenizer())
     assert engine.version == 0
 
 
-async def test_a_model_that_comes_with_the_library_is_known_by_its_name() -> None:
+async def test_a_bundled_model_is_found_by_its_name() -> None:
     async with Peer(sglang()) as peer, SGLangEngine("tiny", SGLangConfig(urls=(peer.url,))) as engine:
         assert engine.tokenizer.decode(engine.tokenizer.encode("<|im_end|>")) == "<|im_end|>"
         with pytest.raises(ValueError, match="vocabulary of 512"):
             await say(engine, ids=[512])
 
 
-async def test_a_request_says_everything_that_bends_the_distribution() -> None:
+async def test_a_request_contains_everything_that_affects_the_distribution() -> None:
     held = Held()
     held.go.set()
     async with over(held.peer()) as engine:
@@ -108,7 +111,7 @@ async def test_a_request_says_everything_that_bends_the_distribution() -> None:
     assert (done.token_ids.tolist(), done.finish_reason, done.versions) == ([10, 11, 12], "length", (Version(0, 0),))
 
 
-async def test_a_request_says_what_part_to_draw_from_and_where_to_stop() -> None:
+async def test_a_request_contains_truncation_and_stop_texts() -> None:
     held = Held()
     held.go.set()
     how = Sampling(top_p=0.5, top_k=3, min_p=0.1, stop=("END", "<|im_end|>"))
@@ -123,7 +126,7 @@ async def test_a_request_says_what_part_to_draw_from_and_where_to_stop() -> None
     assert set(mark) <= set(said["stop_token_ids"])
 
 
-async def test_a_turn_that_a_text_ended_is_told_apart_from_one_with_a_stop_token() -> None:
+async def test_a_turn_ended_by_a_stop_text_differs_from_one_ended_by_a_stop_token() -> None:
     async def by_text(payload: Any) -> Any:
         answer = generated([10, 11])
         answer["meta_info"]["finish_reason"] = {"type": "stop", "matched": "END"}
@@ -169,13 +172,13 @@ LYING = {"finish_reason": {"type": "stop"}}
         ),
     ],
 )
-async def test_an_answer_that_is_not_what_it_should_be_is_an_engine_error(answer: Any, said: str) -> None:
+async def test_an_invalid_answer_is_an_engine_error(answer: Any, said: str) -> None:
     async with over(Peer(sglang(generate=giving(answer)))) as engine:
         with pytest.raises(EngineError, match=said):
             await say(engine)
 
 
-async def test_versions_that_the_server_names_are_taken_span_by_span() -> None:
+async def test_versions_named_by_the_server_are_read_span_by_span() -> None:
     spans = [(0, 2, "default"), (2, 2, "6"), (2, 3, "7"), (3, 4, "7"), (4, 5, "8")]
     answer = generated([10] * 5)
     answer["meta_info"]["weight_versions"] = [{"version": v, "start": a, "end": b} for a, b, v in spans]
@@ -200,7 +203,7 @@ async def test_a_dead_servers_request_is_sent_to_another_one() -> None:
         assert (counts.turns, counts.requests, counts.retried, counts.lost_servers) == (1, 2, 1, 1)
 
 
-async def test_without_another_server_the_turn_is_an_engine_error_that_says_so() -> None:
+async def test_without_another_server_the_turn_fails_with_an_engine_error() -> None:
     peer = Peer(sglang())
     async with over(peer) as engine:
         await say(engine)
@@ -209,7 +212,7 @@ async def test_without_another_server_the_turn_is_an_engine_error_that_says_so()
             await say(engine)
 
 
-async def test_a_broken_connection_to_a_server_that_lives_is_tried_once_more() -> None:
+async def test_a_broken_connection_to_a_living_server_is_retried_once() -> None:
     answers = iter([hang_up, sample, hang_up, hang_up])
 
     async def unreliable(payload: Any) -> Any:
@@ -222,7 +225,7 @@ async def test_a_broken_connection_to_a_server_that_lives_is_tried_once_more() -
         assert engine.counts.lost_servers == 0
 
 
-async def test_a_server_that_cannot_serve_now_is_left_alone_for_this_request() -> None:
+async def test_a_server_that_returns_503_is_skipped_for_this_request() -> None:
     busy, idle = Peer(sglang(generate=giving((503, {"error": "draining"})))), Peer(sglang())
     async with over(busy, idle) as engine:
         for i in range(6):
@@ -251,7 +254,7 @@ async def test_a_server_that_hangs_is_lost_and_its_requests_go_elsewhere() -> No
         assert engine.counts.lost_servers >= 1
 
 
-async def test_a_server_that_comes_back_gets_the_current_adapter_before_any_request() -> None:
+async def test_a_returning_server_gets_the_current_adapter_before_any_request() -> None:
     served: list[str] = []
     loaded = asyncio.Event()
 
@@ -272,7 +275,7 @@ async def test_a_server_that_comes_back_gets_the_current_adapter_before_any_requ
         loaded.clear()
         await peer.rise()
         await loaded.wait()
-        while not engine.counts.revived_servers:  # noqa: ASYNC110  a counter tells nobody
+        while not engine.counts.revived_servers:  # noqa: ASYNC110  a counter sends no notification
             await asyncio.sleep(0)
         await say(engine)
     assert served[-2] == "load"
@@ -280,7 +283,7 @@ async def test_a_server_that_comes_back_gets_the_current_adapter_before_any_requ
 
 
 @pytest.mark.parametrize("keep", [True, False])
-async def test_an_abort_ends_the_turn_and_keeps_or_drops_what_it_had(keep: bool) -> None:
+async def test_an_abort_ends_the_turn_and_keeps_or_drops_its_tokens(keep: bool) -> None:
     held = Held()
     async with over(held.peer()) as engine:
         saying = asyncio.create_task(say(engine))
@@ -293,7 +296,7 @@ async def test_an_abort_ends_the_turn_and_keeps_or_drops_what_it_had(keep: bool)
         assert (await say(engine)).finish_reason == "length"
 
 
-async def test_cancelling_a_turn_hangs_up_and_aborts_its_request() -> None:
+async def test_cancelling_a_turn_closes_its_connection_and_aborts_its_request() -> None:
     held = Held()
     peer = held.peer()
     async with over(peer) as engine:
@@ -308,7 +311,7 @@ async def test_cancelling_a_turn_hangs_up_and_aborts_its_request() -> None:
         assert (await say(engine)).finish_reason == "length"
 
 
-async def test_a_swap_ends_the_request_and_goes_on_from_what_it_had() -> None:
+async def test_a_swap_ends_the_request_and_continues_from_its_tokens() -> None:
     held = Held()
     unloaded = asyncio.Queue[str]()
 
@@ -329,7 +332,7 @@ async def test_a_swap_ends_the_request_and_goes_on_from_what_it_had() -> None:
     assert done.versions == (Version(0, 3), Version(2, 4))
 
 
-async def test_a_server_that_scales_by_the_rank_gets_the_alpha_that_makes_up_for_it() -> None:
+async def test_a_server_that_scales_by_rank_gets_a_compensating_alpha() -> None:
     loaded: list[dict[str, Any]] = []
 
     async def load(payload: Any) -> None:
@@ -344,7 +347,7 @@ async def test_a_server_that_scales_by_the_rank_gets_the_alpha_that_makes_up_for
     assert loaded == [config | {"use_rslora": False, "lora_alpha": 128.0}]
 
 
-async def test_an_adapter_that_one_server_refuses_is_taken_back_from_the_other() -> None:
+async def test_an_adapter_that_one_server_refuses_is_removed_from_the_other() -> None:
     refusal = (400, {"success": False, "error_message": "rank 64 is over 16"})
     picky, easy = Peer(sglang(load_lora_adapter_from_tensors=giving(refusal))), Peer(sglang())
     async with over(picky, easy) as engine:
@@ -366,7 +369,7 @@ async def test_an_adapter_that_one_server_refuses_is_taken_back_from_the_other()
         ({"max_tokens": 400}, "max_tokens: 2 ids and 400 new ones do not fit 400"),
     ],
 )
-async def test_a_request_that_cannot_be_is_a_value_error_and_is_not_sent(given: Any, said: str) -> None:
+async def test_an_invalid_request_is_a_value_error_and_is_not_sent(given: Any, said: str) -> None:
     peer = Peer(sglang())
     usual: dict[str, Any] = {"token_ids": [1, 2], "session": "s", "max_tokens": 3, "sampling": Sampling(), "seed": 0}
     async with over(peer) as engine:
@@ -386,7 +389,7 @@ async def test_a_session_generates_one_turn_at_a_time() -> None:
         await saying
 
 
-async def test_closing_fails_what_is_in_flight_and_leaves_nothing(no_leaks: None) -> None:
+async def test_closing_fails_requests_in_flight_and_leaves_nothing(no_leaks: None) -> None:
     held = Held()
     async with over(held.peer()) as engine:
         saying = asyncio.create_task(say(engine))
@@ -399,13 +402,13 @@ async def test_closing_fails_what_is_in_flight_and_leaves_nothing(no_leaks: None
             await say(engine)
 
 
-async def test_nobody_at_the_url_is_an_engine_error() -> None:
+async def test_an_unreachable_url_is_an_engine_error() -> None:
     engine = SGLangEngine.attach("http://127.0.0.1:1", model=MODEL, tokenizer=ByteTokenizer())
     with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:1: no response; check the URL"):
         await engine.__aenter__()
 
 
-def test_what_names_no_server_or_too_many_is_refused() -> None:
+def test_no_urls_or_duplicate_urls_are_refused() -> None:
     with pytest.raises(ValueError, match="urls: expected at least one"):
         SGLangEngine.attach()
     with pytest.raises(ValueError, match="appear twice"):

@@ -1,4 +1,4 @@
-"""The HTTP client, against what servers really send, and what broken ones do."""
+"""The HTTP client against responses of real servers and of broken ones."""
 
 import asyncio
 import errno
@@ -12,7 +12,7 @@ from tests.engines.sglang.peer import HangUp, Peer, giving
 
 
 async def ask(answer: Any) -> Answer:
-    """What the client makes of an answer."""
+    """Return the client's reading of an answer."""
     async with Peer({"/x": giving(answer)}) as peer:
         client = JsonClient(peer.url)
         try:
@@ -40,7 +40,7 @@ async def ask(answer: Any) -> Answer:
         ),
     ],
 )
-async def test_an_answer_is_its_status_and_its_body(sent: Any, status: int, body: Any) -> None:
+async def test_an_answer_is_parsed_into_status_and_body(sent: Any, status: int, body: Any) -> None:
     assert await ask(sent) == (status, body)
 
 
@@ -57,12 +57,12 @@ async def test_an_answer_is_its_status_and_its_body(sent: Any, status: int, body
         ),
     ],
 )
-async def test_what_is_no_http_is_a_wire_error(sent: bytes, said: str) -> None:
+async def test_invalid_http_is_a_wire_error(sent: bytes, said: str) -> None:
     with pytest.raises(WireError, match=said):
         await ask(sent)
 
 
-async def test_a_connection_is_used_again_and_each_request_in_flight_has_its_own() -> None:
+async def test_a_connection_is_reused_and_each_request_in_flight_has_its_own() -> None:
     both = asyncio.Barrier(2)
 
     async def together(_: Any) -> Any:
@@ -81,7 +81,7 @@ async def test_a_connection_is_used_again_and_each_request_in_flight_has_its_own
         client.close()
 
 
-async def test_a_server_that_is_not_there_or_hangs_up_is_a_connection_error() -> None:
+async def test_a_missing_server_or_a_closed_connection_is_a_connection_error() -> None:
     async def hang_up(_: Any) -> Any:
         raise HangUp
 
@@ -104,7 +104,7 @@ async def test_an_answer_that_takes_too_long_is_a_connection_error() -> None:
             await client.post("/x", {}, timeout_s=0.05)
 
 
-async def test_a_connection_that_the_kernel_gives_up_is_a_connection_error_also_without_a_time_limit() -> None:
+async def test_a_connection_that_the_kernel_drops_is_a_connection_error_without_a_timeout() -> None:
     asked = asyncio.Event()
 
     async def wait(_: Any) -> Any:
@@ -122,7 +122,7 @@ async def test_a_connection_that_the_kernel_gives_up_is_a_connection_error_also_
         client.close()
 
 
-async def test_a_connection_that_the_server_says_it_closes_is_not_used_again() -> None:
+async def test_a_connection_that_the_server_closes_is_not_reused() -> None:
     async with Peer({"/x": giving(b"HTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: 2\r\n\r\n{}")}) as peer:
         client = JsonClient(peer.url)
         for _ in range(3):
@@ -144,7 +144,7 @@ async def test_a_connection_that_the_server_says_it_closes_is_not_used_again() -
     ],
     ids=["deep", "no_utf8", "half_a_character", "no_number", "blank", "cut"],
 )
-async def test_an_odd_body_is_the_same_with_and_without_orjson(
+async def test_unusual_bodies_parse_the_same_with_and_without_orjson(
     body: bytes, value: Any, fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = pytest.importorskip("orjson").loads
@@ -152,7 +152,7 @@ async def test_an_odd_body_is_the_same_with_and_without_orjson(
     assert await ask(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body) == (200, value)
 
 
-async def test_a_cancelled_request_hangs_up_and_a_closed_client_ends_what_is_in_flight() -> None:
+async def test_cancelling_a_request_or_closing_the_client_closes_the_connection() -> None:
     asked = asyncio.Event()
 
     async def wait(_: Any) -> Any:
@@ -176,6 +176,6 @@ async def test_a_cancelled_request_hangs_up_and_a_closed_client_ends_what_is_in_
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:30000", "ftp://host", "http://"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="url: "):
         JsonClient(url)

@@ -1,4 +1,4 @@
-"""Launched servers: their GPUs, their environment, and what happens when one ends by itself."""
+"""Launched servers: their GPUs, their environment, and recovery when one exits by itself."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ EIGHT = [str(number) for number in range(8)]
         ({"servers": 2}, [], [("0",), ("1",)]),
     ],
 )
-def test_servers_get_gpus_of_their_own(settings: Any, trainers: list[int], placed: list[tuple[str, ...]]) -> None:
+def test_servers_get_their_own_gpus(settings: Any, trainers: list[int], placed: list[tuple[str, ...]]) -> None:
     assert place_servers(SGLangConfig(**settings), EIGHT, trainers=trainers) == placed
 
 
@@ -74,12 +74,12 @@ def test_servers_that_do_not_fit_are_refused_by_the_names_of_the_settings(
         ({"arguments": "--base-gpu-id 4"}, "^arguments: --base-gpu-id .*set gpus"),
     ],
 )
-def test_settings_of_placement_that_mean_nothing_are_refused(settings: Any, said: str) -> None:
+def test_contradictory_placement_settings_are_refused(settings: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         SGLangConfig(**settings)
 
 
-def test_gpus_are_those_that_cuda_visible_devices_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_gpus_are_those_that_cuda_visible_devices_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-ab,6")
     assert visible_gpus() == ["4", "GPU-ab", "6"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -87,14 +87,14 @@ def test_gpus_are_those_that_cuda_visible_devices_names(monkeypatch: pytest.Monk
     assert place_servers(SGLangConfig(servers=2), [], trainers=[]) == [(), ()]
 
 
-def test_trainers_have_the_first_gpus_one_for_each_process_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainers_get_the_first_gpus_one_per_process_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert [gpus_here(device) for device in ("cpu", "auto", "cuda", "cuda:3")] == [(), (0,), (0,), (3,)]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert gpus_here("auto") == (0, 1, 2, 3)
 
 
-def test_a_server_has_none_of_torchruns_variables_and_sees_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_gets_no_torchrun_variables_and_sees_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     told = "RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT"
     told += " TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT"
     for name in told.split():
@@ -109,14 +109,14 @@ async def say(engine: SGLangEngine, session: str = "s") -> Completion:
     return await engine.generate([1, 2], session=session, max_tokens=3, sampling=Sampling(), seed=5)
 
 
-async def test_a_launched_server_that_dies_is_started_again_and_has_the_current_policy_before_any_request() -> None:
+async def test_a_launched_server_that_dies_is_restarted_with_the_current_policy() -> None:
     config = SGLangConfig(command=FAKE, health_s=0.5, restarts=2)
     async with SGLangEngine.launch(MODEL, config, tokenizer=ByteTokenizer()) as engine:
         await engine.load_adapter(ADAPTER, version=3)
         for restarts in (1, 2):
             with suppress(ConnectionError):
                 await engine._fleet.servers[0].client.post("/die", {})
-            done = await say(engine)  # the server refuses an adapter that it does not have
+            done = await say(engine)  # the server refuses an adapter that isn't loaded
             assert done.versions[0].version == 3
             assert (engine.counts.restarts, engine.counts.revived_servers) == (restarts, restarts)
         with suppress(ConnectionError):
@@ -158,7 +158,7 @@ asyncio.run(main())
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True], ids=["launched", "broken"])
-def test_under_torchrun_one_rank_launches_the_servers_and_the_other_one_attaches(tmp_path: Path, fails: bool) -> None:
+def test_under_torchrun_one_rank_launches_the_servers_and_the_other_attaches(tmp_path: Path, fails: bool) -> None:
     script = tmp_path / "owners.py"
     script.write_text(OWNERS)
     record = tmp_path / "environments"
@@ -186,9 +186,9 @@ def test_under_torchrun_one_rank_launches_the_servers_and_the_other_one_attaches
     assert not any(name.startswith("TORCHELASTIC") or name == "RANK" for server in servers for name in server)
 
 
-async def test_two_servers_of_one_engine_are_told_apart_by_their_ports() -> None:
+async def test_two_servers_of_one_engine_have_different_ports() -> None:
     config = SGLangConfig(command=FAKE, servers=2)
     async with SGLangEngine.launch(MODEL, config, tokenizer=ByteTokenizer()) as engine:
         assert len(set(engine.urls)) == 2
-        assert engine.context_tokens == 400  # the server's own limit, for none is set
+        assert engine.context_tokens == 400  # the server's own limit, since none is set
         await asyncio.gather(*(say(engine, f"{i}") for i in range(8)))

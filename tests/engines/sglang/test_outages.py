@@ -1,4 +1,4 @@
-"""The SGLang engine while servers are away, busy, hung or coming back."""
+"""The SGLang engine while servers are down, busy, hanging or coming back."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.engines.sglang.test_engine import ADAPTER, MODEL, Held, over, say
 
 
 async def until(law: Callable[[], object]) -> None:
-    """Counters tell nobody when they change."""
+    """Poll until the condition holds, since counters send no notifications."""
     while not law():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 
@@ -30,8 +30,8 @@ async def never(_: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- request ids
 
 
-async def test_no_request_id_is_the_beginning_of_another() -> None:
-    """A server aborts every request whose id begins with the one it is given."""
+async def test_no_request_id_is_a_prefix_of_another() -> None:
+    """A server aborts every request whose id starts with the given one."""
     rids: list[str] = []
 
     async def generate(payload: Any) -> Any:
@@ -45,7 +45,7 @@ async def test_no_request_id_is_the_beginning_of_another() -> None:
     assert [(a, b) for a in rids for b in rids if a != b and b.startswith(a)] == []
 
 
-# ---------------------------------------------------------------------------------------------- away
+# ---------------------------------------------------------------------------------------------- servers that are down
 
 
 async def test_a_turn_waits_for_the_only_server_to_come_back() -> None:
@@ -62,7 +62,7 @@ async def test_a_turn_waits_for_the_only_server_to_come_back() -> None:
         assert counts.requests == counts.turns + counts.retried
 
 
-async def test_the_time_limit_of_a_rollout_stands_still_while_it_waits_for_a_server() -> None:
+async def test_the_time_limit_of_a_rollout_is_paused_while_it_waits_for_a_server() -> None:
     peer = Peer(sglang())
     async with over(peer, health_s=1.0, wait_s=600) as engine:
         await say(engine)
@@ -75,7 +75,7 @@ async def test_the_time_limit_of_a_rollout_stands_still_while_it_waits_for_a_ser
         assert len((await limited).token_ids) == 3
 
 
-async def test_a_turn_that_waited_long_enough_is_an_engine_error_that_names_the_setting() -> None:
+async def test_a_turn_that_waited_too_long_is_an_engine_error_that_names_the_setting() -> None:
     peer = Peer(sglang())
     async with over(peer, wait_s=0.2) as engine:
         await peer.die()
@@ -84,7 +84,7 @@ async def test_a_turn_that_waited_long_enough_is_an_engine_error_that_names_the_
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_a_busy_server_is_asked_again_after_a_pause(status: int) -> None:
+async def test_a_request_to_a_busy_server_is_retried_after_a_pause(status: int) -> None:
     answers = iter([giving((status, {"error": {"message": "the queue is full"}}))] * 3)
 
     async def busy(payload: Any) -> Any:
@@ -113,7 +113,7 @@ async def test_an_abort_ends_a_turn_that_waits_for_a_server(keep: bool) -> None:
         assert (await saying).finish_reason == "abort"
 
 
-async def test_closing_ends_whatever_waits_for_a_server() -> None:
+async def test_closing_ends_everything_that_waits_for_a_server() -> None:
     peer = Peer(sglang())
     async with over(peer, wait_s=600) as engine:
         await peer.die()
@@ -150,7 +150,7 @@ async def test_a_new_adapter_waits_for_the_only_server_to_come_back() -> None:
             await engine.load_adapter(ADAPTER, version=1)
 
 
-async def test_a_score_is_asked_of_another_server_and_the_dead_one_is_lost() -> None:
+async def test_a_score_request_moves_to_another_server_and_the_dead_one_is_lost() -> None:
     rows = [[None, 1, None], [-0.5, 2, None]]
     scored = generated([], meta_info={"input_token_logprobs": rows})
     peers = [Peer(sglang(generate=giving(scored))) for _ in range(2)]
@@ -165,10 +165,10 @@ async def test_a_score_is_asked_of_another_server_and_the_dead_one_is_lost() -> 
             await engine.score([1, 2], sampling=Sampling())
 
 
-# ---------------------------------------------------------------------------------------------- hung
+# ---------------------------------------------------------------------------------------------- servers that hang
 
 
-async def test_a_scheduler_that_hangs_behind_a_living_front_is_lost() -> None:
+async def test_a_server_whose_scheduler_hangs_is_lost() -> None:
     hung, well = Peer(sglang(generate=never, health_generate=never)), Peer(sglang())
     async with over(hung, well, health_s=1.0, stall_s=0.3) as engine:
         done = await asyncio.gather(*(say(engine, f"{i}") for i in range(6)))
@@ -178,7 +178,7 @@ async def test_a_scheduler_that_hangs_behind_a_living_front_is_lost() -> None:
         await until(lambda: engine.counts.revived_servers)
 
 
-async def test_a_server_that_says_it_samples_nothing_is_lost_only_after_the_stall_time() -> None:
+async def test_a_server_that_reports_no_sampling_is_lost_only_after_the_stall_time() -> None:
     answers = iter([(503, None)] * 2)
     asked = asyncio.Event()
 
@@ -192,7 +192,7 @@ async def test_a_server_that_says_it_samples_nothing_is_lost_only_after_the_stal
         assert engine.counts.lost_servers == 0
 
 
-async def test_a_paused_server_is_not_taken_for_a_hung_one() -> None:
+async def test_a_paused_server_is_not_mistaken_for_a_hanging_one() -> None:
     peer = Peer(sglang())
     async with over(peer, health_s=1.0, stall_s=0.05) as engine:
         await engine.pause()
@@ -205,7 +205,7 @@ async def test_a_paused_server_is_not_taken_for_a_hung_one() -> None:
         assert len((await say(engine)).token_ids) == 3
 
 
-async def test_a_server_that_hangs_while_it_comes_back_blocks_neither_the_watch_nor_a_new_adapter() -> None:
+async def test_a_returning_server_that_hangs_blocks_neither_the_watch_nor_a_new_adapter() -> None:
     loading, hang = asyncio.Event(), False
 
     async def load(_: Any) -> None:
@@ -233,7 +233,7 @@ async def test_a_server_that_hangs_while_it_comes_back_blocks_neither_the_watch_
         await until(lambda: engine.counts.revived_servers >= 2)
 
 
-async def test_a_server_that_comes_back_during_a_swap_gets_the_newer_adapter_before_any_request() -> None:
+async def test_a_server_that_returns_during_a_swap_gets_the_newer_adapter_first() -> None:
     wanted: list[str] = []
     slow, go = asyncio.Event(), asyncio.Event()
     hold = False
@@ -264,11 +264,11 @@ async def test_a_server_that_comes_back_during_a_swap_gets_the_newer_adapter_bef
     assert [name[-2:] for name in wanted] == ["v1", "v1", "v2"]
 
 
-# ---------------------------------------------------------------------------------------------- edges
+# ---------------------------------------------------------------------------------------------- edge cases
 
 
 async def test_closing_right_after_a_swap_leaves_no_adapter_on_an_attached_server() -> None:
-    """With a turn in flight, the old adapter could not be unloaded yet when the engine closes."""
+    """With a turn in flight, the old adapter can't be unloaded yet when the engine closes."""
     held, there = Held(), set[str]()
 
     async def load(payload: Any) -> None:
@@ -296,7 +296,7 @@ def numbered(version: str) -> dict[str, Any]:
     return answer
 
 
-async def test_with_an_adapter_the_version_is_the_adapters_whatever_the_base_weights_are_called() -> None:
+async def test_with_an_adapter_the_version_is_the_adapters_whatever_the_base_weights_are() -> None:
     info = {"max_req_input_len": 401, "model_path": "unknown", "weight_version": "7"}
     peer = Peer(sglang(generate=giving(numbered("7")), server_info=giving(info)))
     async with over(peer) as engine:
@@ -318,7 +318,7 @@ async def test_with_an_adapter_the_version_is_the_adapters_whatever_the_base_wei
         ([[None, 1], None], "not rows of value and id"),
     ],
 )
-async def test_a_score_that_is_not_what_it_should_be_is_an_engine_error(rows: Any, said: str) -> None:
+async def test_an_invalid_score_is_an_engine_error(rows: Any, said: str) -> None:
     prompt = generated([], meta_info={"input_token_logprobs": rows})
     drawn = [generated([5], meta_info={"output_token_ids_logprobs": [rows[1:]]})]
     for answer, how in ((prompt, Sampling()), (drawn, Sampling(temperature=0.5))):
@@ -327,7 +327,7 @@ async def test_a_score_that_is_not_what_it_should_be_is_an_engine_error(rows: An
                 await engine.score([1, 2], sampling=how)
 
 
-async def test_true_is_no_id() -> None:
+async def test_a_boolean_is_not_a_token_id() -> None:
     async with over(Peer(sglang())) as engine:
         odd: list[Any] = [[True, 3], [np.int64(3), np.True_]]
         for ids in odd:
@@ -343,14 +343,14 @@ async def test_true_is_no_id() -> None:
         ({"server_info": giving("hello")}, "not an SGLang server's response"),
     ],
 )
-async def test_what_is_no_sglang_server_of_today_is_refused_in_a_line(paths: Any, said: str) -> None:
+async def test_an_incompatible_server_is_refused_in_one_line(paths: Any, said: str) -> None:
     with pytest.raises(EngineError, match=said) as raised:
         async with over(Peer(sglang(**paths))):
             pass
     assert len(str(raised.value)) < 300
 
 
-async def test_a_turn_that_a_swap_overtakes_at_its_last_id_ends_by_its_length() -> None:
+async def test_a_turn_that_a_swap_interrupts_at_its_last_id_ends_with_length() -> None:
     held = Held()
     peer = held.peer()
     async with over(peer) as engine:
@@ -362,7 +362,7 @@ async def test_a_turn_that_a_swap_overtakes_at_its_last_id_ends_by_its_length() 
         assert peer.asked["/generate"] == 1
 
 
-async def test_an_adapter_is_unloaded_only_when_the_requests_that_use_it_have_ended() -> None:
+async def test_an_adapter_is_unloaded_only_after_the_requests_that_use_it_end() -> None:
     said: list[str] = []
     asked, go, unloaded = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -391,7 +391,7 @@ async def test_an_adapter_is_unloaded_only_when_the_requests_that_use_it_have_en
     assert said[:2] == ["answered", "unloaded"]
 
 
-async def test_a_server_of_another_vocabulary_is_refused_before_it_gets_an_id_that_kills_it(tmp_path: Path) -> None:
+async def test_a_server_with_another_vocabulary_is_refused_before_it_gets_fatal_ids(tmp_path: Path) -> None:
     other = json.loads((MODEL / "config.json").read_text()) | {"vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps(other))
     info = {"max_req_input_len": 401, "model_path": str(tmp_path)}
@@ -400,12 +400,12 @@ async def test_a_server_of_another_vocabulary_is_refused_before_it_gets_an_id_th
             pass
 
 
-async def test_a_prompt_over_the_engines_own_context_names_the_engines_setting() -> None:
+async def test_a_prompt_over_the_engines_context_names_the_engines_setting() -> None:
     class Wordy(ag.ToolEnv[ag.Task]):
-        """Says more than the server takes."""
+        """An env whose prompt is longer than the server accepts."""
 
         async def setup(self) -> None:
-            """Nothing."""
+            """Do nothing."""
 
     task = ag.Task(id="a", prompt=({"role": "user", "content": "word " * 200},))
     async with over(Peer(sglang())) as engine:

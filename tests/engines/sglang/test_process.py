@@ -1,4 +1,4 @@
-"""A launched process ends with whoever launched it, and says why where it ends first."""
+"""A launched process ends with its launcher, and reports why if it ends earlier."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]
 os.write(int(sys.argv[1]), b"up")
 child.wait()
 """
-"""A server with a child; both hold the pipe of the test open for as long as they live."""
+"""A server with a child; both hold the test's pipe open as long as they live."""
 
 OWNER = """
 import asyncio, os, sys
@@ -48,7 +48,7 @@ async def read(pipe: int) -> bytes:
 
 @pytest.fixture
 def process_group(tmp_path: Path) -> tuple[int, list[str]]:
-    """A named pipe's reading end, and the command of a process_group that writes to it when it is up."""
+    """Return the read end of a named pipe, and a command for a process group that writes to it once it runs."""
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)
     reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -58,7 +58,7 @@ def process_group(tmp_path: Path) -> tuple[int, list[str]]:
 
 
 async def until_up(pipe: int) -> None:
-    """Reading a pipe that nobody has opened yet gives nothing."""
+    """Wait until the pipe has a writer: reading it before that returns nothing."""
     while await read(pipe) != b"up":
         pass
 
@@ -79,7 +79,7 @@ async def test_closing_ends_the_process_and_its_children(
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-async def test_the_process_ends_however_its_owner_does(
+async def test_the_process_ends_however_its_owner_ends(
     tmp_path: Path, process_group: tuple[int, list[str]], kill: signal.Signals
 ) -> None:
     pipe, command = process_group
@@ -92,12 +92,12 @@ async def test_the_process_ends_however_its_owner_does(
     assert await read(pipe) == b""
 
 
-def test_a_server_whose_supervisor_ended_before_it_began_ends_too() -> None:
+def test_a_server_whose_supervisor_ended_before_its_start_ends_too() -> None:
     with subprocess.Popen([sys.executable, "-c", "pass"], preexec_fn=partial(die_with, 1)) as server:
         assert server.wait() == -signal.SIGKILL
 
 
-async def test_a_server_that_ends_while_it_starts_is_an_engine_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+async def test_a_server_that_ends_during_startup_is_an_engine_error_with_its_log(tmp_path: Path) -> None:
     said: list[str] = []
     command = [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"]
     process = ServerProcess(command, tmp_path / "log")
@@ -107,7 +107,7 @@ async def test_a_server_that_ends_while_it_starts_is_an_engine_error_with_the_en
     await process.close()
 
 
-async def test_a_server_that_starts_says_its_last_line_once_with_the_seconds_it_has(tmp_path: Path) -> None:
+async def test_a_starting_server_reports_its_last_log_line_once_with_the_elapsed_seconds(tmp_path: Path) -> None:
     said: list[str] = []
     spoken = asyncio.Event()
 
@@ -130,19 +130,19 @@ async def test_a_server_that_starts_says_its_last_line_once_with_the_seconds_it_
     assert re.fullmatch(r"\d+ s of at most 600 s: loading weights", said[0])
 
 
-async def test_a_server_has_time_to_tidy_up_before_it_is_killed(tmp_path: Path) -> None:
-    """SGLang looks every 5 s whether it was told to end."""
+async def test_a_server_has_time_to_clean_up_before_it_is_killed(tmp_path: Path) -> None:
+    """SGLang checks every 5 s whether it was told to stop."""
     tidies = "import signal; signal.signal(signal.SIGTERM, lambda *_: (print('tidy'), exit()));"
     process = ServerProcess([sys.executable, "-c", f"{tidies} print('up'); signal.pause()"], tmp_path / "log")
     await process.start()
-    while "up" not in process.log_tail():  # noqa: ASYNC110  a log tells nobody
+    while "up" not in process.log_tail():  # noqa: ASYNC110  a log sends no notification
         await asyncio.sleep(0.01)
     await process.close()
     assert "tidy\n[ended with exit code 0]" in process.log_tail()
     assert _GRACE_S > 5
 
 
-async def test_no_such_program_is_an_engine_error_that_names_it(tmp_path: Path) -> None:
+async def test_a_missing_program_is_an_engine_error_that_names_it(tmp_path: Path) -> None:
     engine = SGLangEngine.launch(MODEL, SGLangConfig(command="/no/such/python -m sglang.launch_server"))
     with pytest.raises(
         EngineError, match="command: cannot launch a server, because there is no program '/no/such/python'"
@@ -150,7 +150,7 @@ async def test_no_such_program_is_an_engine_error_that_names_it(tmp_path: Path) 
         await engine.__aenter__()
 
 
-async def test_a_program_that_cannot_run_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+async def test_a_program_that_cannot_run_is_reported_in_one_line_without_a_traceback(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("#!/no/such/interpreter\n")
     broken.chmod(0o755)
@@ -161,7 +161,7 @@ async def test_a_program_that_cannot_run_is_one_line_and_no_traceback(tmp_path: 
     await process.close()
 
 
-async def test_a_launched_server_without_ready_is_too_old_and_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_launched_server_without_the_ready_endpoint_is_too_old_and_not_awaited(tmp_path: Path) -> None:
     serve = "import http.server as h, sys; h.HTTPServer(('127.0.0.1', int(sys.argv[1])), h.SimpleHTTPRequestHandler)"
     port = free_port()
     command = [sys.executable, "-c", serve + ".serve_forever()", str(port)]
@@ -174,7 +174,7 @@ async def test_a_launched_server_without_ready_is_too_old_and_is_not_waited_for(
     await process.close()
 
 
-async def test_a_server_that_is_never_ready_is_given_up_and_ended(process_group: tuple[int, list[str]]) -> None:
+async def test_a_server_that_is_never_ready_is_ended(process_group: tuple[int, list[str]]) -> None:
     pipe, command = process_group
     engine = SGLangEngine.launch(MODEL, SGLangConfig(command=shlex.join(command), startup_s=0.5))
     with pytest.raises(EngineError, match=r"not ready after 0\.5 s"):
@@ -194,7 +194,7 @@ async def test_a_cancelled_launch_leaves_nothing(process_group: tuple[int, list[
     assert await read(pipe) == b""
 
 
-def test_the_command_line_says_what_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_contains_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTGYM_SGLANG", "'/a b/python' -m sglang.launch_server")
     config = SGLangConfig(slots=8, context_tokens=100, max_lora_rank=4, tp=2, arguments="--x y")
     words = config.launch_command("model", port=5, context_limit=110)
@@ -207,11 +207,11 @@ def test_the_command_line_says_what_the_config_says(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("field", ["servers", "slots", "context_tokens", "health_s", "stall_s"])
-def test_a_config_without_a_meaning_is_refused(field: str) -> None:
+def test_an_invalid_config_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be (above 0|at least 1), got 0"):
         SGLangConfig(**{field: 0})  # type: ignore[arg-type]
 
 
-def test_a_wait_below_zero_is_refused() -> None:
+def test_a_negative_wait_is_refused() -> None:
     with pytest.raises(ValueError, match="server_wait_s: must be at least 0"):
         SGLangConfig(server_wait_s=-1)

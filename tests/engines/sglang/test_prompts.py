@@ -23,21 +23,21 @@ from agentgym.engines.sglang.prompts import Prompt, Prompts
         pytest.param([np.int64(5), np.int64(6), np.int64(7)], id="numpys_integers"),
     ],
 )
-def test_a_prompt_is_the_ids_it_was_given_whatever_the_session_asked_before(later: list[int]) -> None:
+def test_a_prompt_has_the_given_ids_whatever_the_session_sent_before(later: list[int]) -> None:
     asked = Prompts(10)
     asked.take("s", [5, 6])
     prompt = asked.take("s", later)
     assert prompt.ids == json.loads(b"[" + prompt.text + b"]") == list(later)
 
 
-def test_a_callers_later_changes_do_not_reach_a_prompt() -> None:
+def test_a_callers_later_changes_do_not_affect_a_prompt() -> None:
     asked, ids = Prompts(10), [5, 6]
     asked.take("s", ids)
     ids[0] = 7
     assert asked.take("s", ids).text == b"7,6"
 
 
-def test_a_bad_id_behind_known_ones_is_named_by_its_position_in_the_prompt() -> None:
+def test_an_invalid_id_after_known_ones_is_named_by_its_position_in_the_prompt() -> None:
     asked = Prompts(10)
     asked.take("s", [5, 6])
     for given in ([5, 6, 7, 10], memoryview(array("q", [5, 6, 7, 10]))):
@@ -50,18 +50,18 @@ def test_a_bad_id_behind_known_ones_is_named_by_its_position_in_the_prompt() -> 
             asked.take("s", bad)
 
 
-def test_sampled_ids_stand_behind_the_prompt() -> None:
+def test_sampled_ids_follow_the_prompt() -> None:
     first = Prompt().then([1, 2])
     longer = first.then([]).then([3])
     assert (longer.ids, bytes(longer.text)) == ([1, 2, 3], b"1,2,3")
     assert (first.ids, bytes(first.text)) == ([1, 2], b"1,2")
 
 
-def test_a_prompt_that_grew_is_written_and_hashed_as_if_it_had_been_there_at_once() -> None:
+def test_a_grown_prompt_is_written_and_hashed_as_if_created_at_once() -> None:
     asked, ids = Prompts(1 << 20), array("q", range(1000, 1500))
     for length in (1, 31, 32, 33, 200, 500):
         prompt = asked.take("s", memoryview(ids)[:length])
-        prompt.blocks  # noqa: B018  they are made as far as the ids go
+        prompt.blocks  # noqa: B018  they are created up to the last id
     whole = Prompt().then(ids.tolist())
     assert (prompt.ids, prompt.text, prompt.blocks) == (whole.ids, whole.text, whole.blocks)
     assert len(prompt.blocks) == 500 // 32
@@ -70,19 +70,19 @@ def test_a_prompt_that_grew_is_written_and_hashed_as_if_it_had_been_there_at_onc
 def test_a_prompt_keeps_no_view_of_a_rollouts_ids() -> None:
     asked, ids = Prompts(10), array("q", [5, 6])
     asked.take("s", memoryview(ids))
-    ids.append(7)  # BufferError where somebody had a view
+    ids.append(7)  # BufferError if something held a view
     assert asked.take("s", memoryview(ids)).ids == [5, 6, 7]
 
 
 @pytest.mark.parametrize("length", [1, 40, 200])
 @pytest.mark.parametrize("begin", [0, 1, 90])
-def test_a_view_of_an_array_that_was_asked_with_before_may_begin_elsewhere(begin: int, length: int) -> None:
+def test_a_view_of_a_known_array_may_start_elsewhere(begin: int, length: int) -> None:
     asked, ids = Prompts(300), array("q", [0] * 40 + [*range(250)])
     for view in (memoryview(ids)[:length], memoryview(ids), memoryview(ids)[begin : begin + length], memoryview(ids)):
         assert asked.take("s", view.toreadonly()).ids == view.tolist()
 
 
-def test_an_array_of_a_rollout_that_grew_is_read_from_where_it_ended() -> None:
+def test_a_grown_array_of_a_rollout_is_read_from_its_previous_end() -> None:
     asked, ids = Prompts(300), array("q", range(100))
     for more in ([], [1, 2], [], [3]):
         ids.extend(more)
@@ -90,16 +90,16 @@ def test_an_array_of_a_rollout_that_grew_is_read_from_where_it_ended() -> None:
         assert prompt.ids == ids.tolist()
     ids[-1] = 7  # which no rollout does
     assert asked.take("s", memoryview(ids).toreadonly()).ids == ids.tolist()
-    other = array("q", [5, *ids[1:]])  # as long as the other one, and of the same end
+    other = array("q", [5, *ids[1:]])  # same length and same last ids as the other array
     assert asked.take("s", memoryview(other).toreadonly()).ids == other.tolist()
 
 
 @pytest.mark.parametrize("ids", [[0], [1, 2, 151935], list(range(100))])
-def test_ids_are_written_alike_with_and_without_orjson(ids: list[int]) -> None:
+def test_ids_are_written_the_same_with_and_without_orjson(ids: list[int]) -> None:
     assert prompts._plainly(ids) == prompts._written(ids) == json.dumps(ids, separators=(",", ":")).encode()
 
 
-def test_two_sessions_that_begin_alike_have_prompts_of_their_own() -> None:
+def test_two_sessions_with_the_same_start_have_separate_prompts() -> None:
     asked, opening = Prompts(100), list(range(50))
     first, second = asked.take("a", opening), asked.take("b", opening)
     other = asked.take("c", [99, *opening[1:]])

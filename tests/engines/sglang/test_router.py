@@ -1,4 +1,4 @@
-"""Where sessions go: to their prefix, as long as the servers stay evenly filled."""
+"""How sessions are routed: to the server that has their prefix, as long as the servers stay balanced."""
 
 import random
 from typing import Any
@@ -25,7 +25,7 @@ def ids_of(count: int, seed: int) -> list[int]:
     return [draw.randrange(1000) for _ in range(count)]
 
 
-def test_a_session_stays_where_it_is_whatever_it_says_next() -> None:
+def test_a_session_stays_on_its_server_whatever_its_next_prompt() -> None:
     router, _ = fleet()
     home = place(router, "a", ids_of(100, 0))
     for i in range(20):
@@ -42,8 +42,8 @@ def test_a_fork_goes_to_its_prefix() -> None:
         assert place(router, f"fork-{i}", fork) is place(router, f"{i}", ids_of(320, i))
 
 
-def test_groups_that_share_a_system_prompt_stay_whole_and_the_servers_even() -> None:
-    """8 groups of 4 whose first 64 ids are the same, and whose next 64 are the group's."""
+def test_groups_that_share_a_system_prompt_stay_together_on_balanced_servers() -> None:
+    """8 groups of 4 share their first 64 ids, and each group shares its next 64."""
     router, servers = fleet()
     homes = [
         {place(router, f"{group}/{i}", ids_of(64, 0) + ids_of(64, 1 + group)) for i in range(4)} for group in range(8)
@@ -61,7 +61,7 @@ def test_one_prefix_for_all_does_not_fill_one_server() -> None:
     assert max(count.values()) - min(count[s] for s in servers) <= 5
 
 
-def test_a_released_session_makes_room() -> None:
+def test_a_released_session_frees_its_place() -> None:
     router, servers = fleet()
     for i in range(20):
         place(router, f"{i}", ids_of(10, i))
@@ -71,7 +71,7 @@ def test_a_released_session_makes_room() -> None:
     assert router.sessions()[servers[0]] == 0
 
 
-def test_the_sessions_of_a_lost_server_move_and_its_prefixes_are_forgotten() -> None:
+def test_sessions_of_a_lost_server_move_and_its_prefixes_are_forgotten() -> None:
     router, (first, second) = fleet()
     lost = place(router, "a", ids_of(320, 0))
     router.lose(lost)
@@ -81,7 +81,7 @@ def test_the_sessions_of_a_lost_server_move_and_its_prefixes_are_forgotten() -> 
     assert place(router, "fork", ids_of(320, 0)) is other
 
 
-def test_a_server_to_be_avoided_is_not_chosen_and_none_left_is_an_engine_error() -> None:
+def test_a_server_to_avoid_is_not_chosen_and_none_left_is_an_engine_error() -> None:
     router, (first, second) = fleet()
     assert place(router, "a", [1], avoid=[first]) is second
     assert place(router, "a", [1], avoid=[second]) is first

@@ -1,4 +1,4 @@
-"""An adapter of which a server would skip a part is refused before training."""
+"""An adapter that a server would load only in part is refused before training."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_an_adapter_of_stacked_experts_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("engine", [SGLangConfig(), TransformersConfig()])
-def test_a_run_that_would_sample_without_its_experts_is_refused_before_it_starts(
+def test_a_run_whose_server_would_skip_the_experts_is_refused_before_it_starts(
     engine: SGLangConfig | TransformersConfig,
 ) -> None:
     train = TrainConfig(lora_targets=("all-linear", "experts"))
@@ -26,7 +26,7 @@ def test_a_run_that_would_sample_without_its_experts_is_refused_before_it_starts
         RunConfig(recipe="one", env="chase", model="tiny", train=train, engine=engine)
 
 
-def test_an_engine_of_ones_own_may_sample_from_an_adapter_of_experts() -> None:
+def test_a_custom_engine_may_sample_from_an_adapter_of_experts() -> None:
     train = TrainConfig(lora_targets=("experts",))
     own = CustomEngineConfig(name="my_engine:Mine")
     assert RunConfig(recipe="one", env="chase", model="tiny", train=train, engine=own).engine == own

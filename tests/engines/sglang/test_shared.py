@@ -1,4 +1,4 @@
-"""Several clients of the same servers: one pushes each policy, all adopt it, and each takes back only its own."""
+"""Several clients of the same servers: one pushes each policy, all adopt it, and each removes only its own."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ ADAPTER = Adapter(config={"r": 1, "lora_alpha": 1}, tensors={"a": torch.zeros(1)
 
 
 class Held:
-    """What a server is asked to load and to unload, and the names that it knows."""
+    """Records the adapters that a server is told to load and unload, and the names that it knows."""
 
     def __init__(self, **info: Any) -> None:
         self.loads: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ class Held:
         return Peer(paths | {"/v1/models": models})
 
     def start_anew(self) -> None:
-        """Forget every adapter, as a server that is started again has."""
+        """Forget every adapter, as a restarted server does."""
         self.unloads.extend(load["lora_name"] for load in self.loads)
 
 
@@ -73,7 +73,7 @@ async def say(engine: SGLangEngine) -> Completion:
     return await engine.generate([1, 2], session="s", max_tokens=3, sampling=Sampling(), seed=5)
 
 
-async def test_a_policy_is_loaded_once_and_every_client_samples_from_it_under_one_name() -> None:
+async def test_a_policy_is_loaded_once_and_sampled_by_every_client_under_one_name() -> None:
     held = Held()
     async with held.peer() as peer, client(peer) as owner, client(peer) as other:
         assert isinstance(owner, SharedEngine)
@@ -86,7 +86,7 @@ async def test_a_policy_is_loaded_once_and_every_client_samples_from_it_under_on
     assert held.sampled == [pushed.lora, pushed.lora]
 
 
-async def test_the_owner_unloads_the_policy_before_the_current_one_and_others_unload_nothing() -> None:
+async def test_the_owner_unloads_the_previous_policy_and_others_unload_nothing() -> None:
     held = Held()
     async with held.peer() as peer, client(peer) as owner:
         names = []
@@ -96,13 +96,13 @@ async def test_the_owner_unloads_the_policy_before_the_current_one_and_others_un
                 names.append(pushed.lora)
                 await owner.pull(pushed)
                 await other.pull(pushed)
-                while len(held.unloads) < version - 2:  # noqa: ASYNC110  a list tells nobody
+                while len(held.unloads) < version - 2:  # noqa: ASYNC110  a list sends no notification
                     await asyncio.sleep(0)
         assert held.unloads == names[:1]
     assert set(held.unloads) == set(names)
 
 
-async def test_a_server_that_was_started_anew_is_asked_for_nothing_that_it_has_not_got_again() -> None:
+async def test_a_restarted_server_gets_no_request_before_it_has_the_policy_again() -> None:
     held = Held()
     async with (
         held.peer() as peer,
@@ -115,19 +115,19 @@ async def test_a_server_that_was_started_anew_is_asked_for_nothing_that_it_has_n
         await peer.die()
         held.start_anew()
         waiting = asyncio.create_task(say(other))
-        while not other.counts.lost_servers:  # noqa: ASYNC110  a counter tells nobody
+        while not other.counts.lost_servers:  # noqa: ASYNC110  a counter sends no notification
             await asyncio.sleep(0.005)
         await peer.rise()
-        for _ in range(3):  # it is up and has nothing
+        for _ in range(3):  # it is up but has no adapter
             assert await owner._fleet.servers[0].ready(5) == 200
             await asyncio.sleep(0.05)
         assert held.sampled == []
-        held.unloads.clear()  # the owner gives it again
+        held.unloads.clear()  # the owner sends it again
         assert (await waiting).versions[0].version == 1
         assert held.sampled == [pushed.lora]
 
 
-async def test_a_server_with_other_weights_than_were_pushed_last_is_not_taken_back() -> None:
+async def test_a_server_with_other_weights_than_the_last_push_is_not_reused() -> None:
     says = {"weight_version": "default"}
     async with Peer(sglang(model_info=lambda _: giving(says)(None))) as peer, client(peer, adapters="merged") as engine:
         [server] = engine._fleet.servers
@@ -138,7 +138,7 @@ async def test_a_server_with_other_weights_than_were_pushed_last_is_not_taken_ba
         assert server.holds(PolicyVersion(None, 3, "agentgym-x-v3"))
 
 
-async def test_a_policy_that_a_server_does_not_have_is_not_sampled_from_there() -> None:
+async def test_a_policy_is_not_sampled_from_a_server_that_does_not_have_it() -> None:
     held = Held()
     async with held.peer() as peer, client(peer) as engine:
         await engine.pull(PolicyVersion("nobodys", 4))
@@ -180,7 +180,7 @@ async def test_an_adapter_is_packed_once_for_all_servers_and_off_the_event_loop(
     assert threads == [False]
 
 
-async def test_requests_have_the_api_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_carry_the_api_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTGYM_SGLANG_API_KEY", "s3cret")
     heads: list[str] = []
 
@@ -203,7 +203,7 @@ async def test_requests_have_the_api_key_of_the_environment(monkeypatch: pytest.
 
 
 class WeightsHeld:
-    """A server that takes weights: the order of what it is asked, and the weights that it was sent."""
+    """A server that accepts weights and records the order of its requests and the weights it received."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
@@ -231,7 +231,7 @@ class WeightsHeld:
 
 @pytest.fixture(scope="module")
 def trained() -> Adapter:
-    """An adapter of the model with B sides that are not 0."""
+    """Return an adapter of the model whose B matrices are not 0."""
     with Trainer(MODEL, TrainConfig(device="cpu")) as trainer:
         adapter = trainer.adapter()
     torch.manual_seed(0)
@@ -242,7 +242,7 @@ def trained() -> Adapter:
     return Adapter(config=adapter.config, tensors=tensors)
 
 
-async def test_merged_weights_reach_the_server_in_buckets_between_two_requests_and_are_set_back(
+async def test_merged_weights_reach_the_server_in_buckets_and_are_restored(
     trained: Adapter,
 ) -> None:
     held = WeightsHeld()
@@ -268,7 +268,7 @@ async def test_merged_weights_reach_the_server_in_buckets_between_two_requests_a
     assert not all(torch.equal(pushed[name], weight) for name, weight in originals)
 
 
-async def test_the_weights_of_a_whole_model_reach_the_server_and_are_set_back() -> None:
+async def test_full_model_weights_reach_the_server_and_are_restored() -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(MODEL)
@@ -296,7 +296,7 @@ async def test_the_weights_of_a_whole_model_reach_the_server_and_are_set_back() 
             await engine.load_weights(weights, version=1)
 
 
-async def test_a_server_whose_weights_broke_off_gets_no_request(trained: Adapter) -> None:
+async def test_a_server_with_incomplete_weights_gets_no_request(trained: Adapter) -> None:
     held = WeightsHeld()
     async with held.peer() as peer, client(peer, adapters="merged") as engine:
         held.refuse = True
@@ -307,7 +307,7 @@ async def test_a_server_whose_weights_broke_off_gets_no_request(trained: Adapter
     assert "generate" not in held.order
 
 
-def test_merged_weights_are_those_of_peft(trained: Adapter, tmp_path: Path) -> None:
+def test_merged_weights_equal_pefts(trained: Adapter, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from agentgym.train.policy.adapter_io import write_merged
@@ -329,7 +329,7 @@ def test_merged_weights_are_those_of_peft(trained: Adapter, tmp_path: Path) -> N
         MergedWeights(MODEL, bucket_bytes=1).of(strange)
 
 
-async def test_while_memory_is_released_no_request_is_sent_and_turns_go_on_afterward() -> None:
+async def test_no_request_is_sent_while_memory_is_released_and_turns_continue_afterwards() -> None:
     order: list[str] = []
     sent = asyncio.Event()
 
@@ -344,7 +344,7 @@ async def test_while_memory_is_released_no_request_is_sent_and_turns_go_on_after
     busy = iter([400, 400] * 2)
 
     async def flush(_: Any) -> Any:
-        """A request that was answered has not left the scheduler yet."""
+        """Flush the cache; a request that was answered has not left the scheduler yet."""
         order.append("flush_cache")
         return next(busy, 200) if len(order) < 3 else 200, None
 
@@ -356,7 +356,7 @@ async def test_while_memory_is_released_no_request_is_sent_and_turns_go_on_after
         keep: Any
         for keep, tags in (("keep", "['kv_cache']"), ("drop", "['kv_cache', 'weights']")):
             order.clear()
-            engine._config = replace(engine._config, urls=(), colocate=keep)  # as of a launched server
+            engine._config = replace(engine._config, urls=(), colocate=keep)  # like a launched server
             await engine.drain()
             await engine.release_memory()
             late = asyncio.create_task(say(engine))

@@ -1,4 +1,4 @@
-"""The embedded engine: its log-probabilities are a plain forward's, whatever was kept, copied, chunked or refilled."""
+"""The embedded engine's log-probabilities equal a plain forward's, whether KV was kept, copied, chunked or refilled."""
 
 import asyncio
 import copy
@@ -28,7 +28,7 @@ from agentgym.types.arrays import Floats
 from agentgym.types.completion import Completion, Sampling, Version
 from agentgym.types.weights import Adapter
 
-# PEFT still asks transformers by the attribute's old name.
+# PEFT still uses the old name of the attribute in transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 
 VOCABULARY = 61
@@ -51,7 +51,7 @@ SHAPE: dict[str, Any] = {
 
 
 def build(kind: str = "Qwen3", **changes: Any) -> Any:
-    """A random causal language model that a forward of takes about a millisecond."""
+    """Return a random causal language model whose forward takes about a millisecond."""
     config = getattr(transformers, f"{kind}Config")(**SHAPE | changes)
     torch.manual_seed(0)
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
@@ -65,12 +65,12 @@ def origin() -> Any:
 
 @pytest.fixture
 def model(origin: Any) -> Any:
-    """A copy of its own for every test: engines change the weights."""
+    """Return a separate copy for every test, since engines change the weights."""
     return copy.deepcopy(origin)
 
 
 class NoChat:
-    """Stands where a tokenizer must: these tests speak in ids."""
+    """Placeholder for a tokenizer: these tests use ids."""
 
     def render(self, messages: Any, tools: Any, *, generation: bool) -> str:
         raise NotImplementedError
@@ -97,7 +97,7 @@ def batcher_over(model: Any, *, slots: int = 4, prefill_tokens: int = 32, stops:
 
 
 class Client:
-    """Submits to a batcher and holds the answers, so that a test decides what happens between which steps."""
+    """Submits requests to a batcher and stores the answers, so that a test controls what happens between steps."""
 
     def __init__(self, batcher: Batcher) -> None:
         self.batcher = batcher
@@ -113,7 +113,7 @@ class Client:
         return request
 
     def run(self) -> dict[str, Any]:
-        """Step until everything is answered; the answers since the last call."""
+        """Step until all requests are answered and return the answers since the last call."""
         for _ in range(2000):
             if not self.batcher.busy:
                 break
@@ -130,20 +130,20 @@ def ids_of(n: int, seed: int = 0) -> list[int]:
 
 @torch.inference_mode()
 def plain(model: Any, ids: Sequence[int], temperature: float = 0.7) -> Floats:
-    """Log-probability of each id but the first, by the model's own forward and no cache."""
+    """Return the log-probability of each id but the first, from the model's own forward without a cache."""
     logits = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0, :-1]
     logprobs: torch.Tensor = torch.log_softmax(logits.float() / temperature, -1)
     return logprobs.gather(-1, torch.tensor(list(ids[1:]))[:, None])[:, 0].numpy()
 
 
 def assert_plain(model: Any, prompt: Sequence[int], completion: Completion, temperature: float = 0.7) -> None:
-    """The completion's log-probabilities are those of a plain forward over prompt and completion."""
+    """Assert that the completion's log-probabilities equal those of a plain forward over prompt and completion."""
     expected = plain(model, [*prompt, *completion.token_ids.tolist()], temperature)[len(prompt) - 1 :]
     np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
 
 
 def lora_over(model: Any, seed: int = 0, **changes: Any) -> tuple[Any, Adapter]:
-    """A PEFT model over a copy, its B no longer zero, and its adapter as it travels."""
+    """Return a PEFT model on a copy, with nonzero B matrices, and its adapter."""
     torch.manual_seed(seed)
     config = peft.LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | changes)
     wrapped = peft.get_peft_model(copy.deepcopy(model), config)
@@ -180,19 +180,19 @@ async def test_engine_logprobs_equal_a_plain_forward(
     assert stats.copied_tokens
 
 
-def test_a_turn_computes_only_what_is_new(model: Any, origin: Any) -> None:
+def test_a_turn_computes_only_new_tokens(model: Any, origin: Any) -> None:
     client = Client(batcher_over(model))
     prompt = ids_of(30)
     first = client.ask("s", prompt) and client.run()["s"]
     longer = [*prompt, *first.token_ids.tolist(), *ids_of(10, seed=1)]
     client.ask("s", longer)
     assert_plain(origin, longer, client.run()["s"])
-    # The last sampled id of the first turn was never computed, so the second computes it with the ten new ones.
+    # The first turn's last sampled id was never computed, so the second computes it with the ten new ones.
     assert client.batcher.stats.prefill_tokens == 30 + 1 + 10
     assert client.batcher.stats.kept_tokens == 30 + 3
 
 
-def test_a_session_may_change_what_it_said(model: Any, origin: Any) -> None:
+def test_a_session_may_change_its_earlier_ids(model: Any, origin: Any) -> None:
     client = Client(batcher_over(model))
     client.ask("s", ids_of(40))
     client.run()
@@ -201,8 +201,8 @@ def test_a_session_may_change_what_it_said(model: Any, origin: Any) -> None:
         assert_plain(origin, changed, client.run()["s"])
 
 
-def test_the_prefix_of_a_wave_is_computed_once(model: Any, origin: Any) -> None:
-    """Two groups of three share 20 ids of system prompt, and each group 20 more."""
+def test_the_common_prefix_of_a_wave_is_computed_once(model: Any, origin: Any) -> None:
+    """Two groups of three share 20 ids of system prompt, and each group shares 20 more."""
     client = Client(batcher_over(model, slots=6))
     prompts = [ids_of(20) + ids_of(20, seed=1 + i // 3) for i in range(6)]
     for i, prompt in enumerate(prompts):
@@ -210,15 +210,15 @@ def test_the_prefix_of_a_wave_is_computed_once(model: Any, origin: Any) -> None:
     answers = client.run()
     for i, prompt in enumerate(prompts):
         assert_plain(origin, prompt, answers[f"{i}"])
-    # The last id of a prompt is computed by every row: it is what the first sample is drawn from.
+    # Every row computes the last id of its prompt, from which the first sample is drawn.
     assert client.batcher.stats.prefill_tokens == 20 + 2 * 20 + 4 * 1
     assert client.batcher.stats.copied_tokens == 20 + 4 * 39
 
 
-def test_a_prompt_of_several_rollouts_is_read_once_a_step(
+def test_a_prompt_of_several_rollouts_is_read_once_per_step(
     model: Any, origin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over a swap of the weights, too: the KV of the prompts is that of the weights before it."""
+    """This holds across a weight swap, too: the prompts' KV is that of the earlier weights."""
     monkeypatch.setattr(shared_prefix, "_WORTH", 1)
     client = Client(batcher_over(model))
     forward, shared = client.batcher.policy.forward, list[int]()
@@ -239,8 +239,8 @@ def test_a_prompt_of_several_rollouts_is_read_once_a_step(
     assert set(shared[-2:]) == {29}
 
 
-def test_new_sessions_take_over_what_a_released_one_left(model: Any, origin: Any) -> None:
-    """The first one in the same slot, the second by a copy."""
+def test_new_sessions_reuse_the_kv_of_a_released_one(model: Any, origin: Any) -> None:
+    """The first one reuses the same slot, the second one gets a copy."""
     client = Client(batcher_over(model))
     client.ask("old", ids_of(30))
     client.run()
@@ -254,7 +254,7 @@ def test_new_sessions_take_over_what_a_released_one_left(model: Any, origin: Any
     assert (stats.prefill_tokens, stats.kept_tokens, stats.copied_tokens) == (30 + 1 + 1, 30, 30)
 
 
-def test_the_session_idle_for_longest_is_evicted(model: Any) -> None:
+def test_the_longest_idle_session_is_evicted(model: Any) -> None:
     client = Client(batcher_over(model, slots=2))
     for session, seed in (("a", 1), ("b", 2), ("a", 1), ("c", 3)):
         client.ask(session, ids_of(12, seed=seed))
@@ -266,7 +266,7 @@ def test_the_session_idle_for_longest_is_evicted(model: Any) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_those_who_wait_for_a_cancelled_request_go_on(model: Any, origin: Any, steps: int) -> None:
+def test_requests_that_wait_for_a_cancelled_one_continue(model: Any, origin: Any, steps: int) -> None:
     client = Client(batcher_over(model, prefill_tokens=8))
     leader = client.ask("leader", ids_of(50))
     client.ask("a", ids_of(50))
@@ -280,8 +280,8 @@ def test_those_who_wait_for_a_cancelled_request_go_on(model: Any, origin: Any, s
     assert_plain(origin, [*ids_of(50), 1], answers["b"])
 
 
-def test_a_cancelled_request_waits_no_more(model: Any, origin: Any) -> None:
-    """The slot of one that waited for another's prefix goes to somebody else before that prefix is there."""
+def test_a_cancelled_request_stops_waiting(model: Any, origin: Any) -> None:
+    """The slot of a request that waited for another's prefix is given away before that prefix is ready."""
     client = Client(batcher_over(model, slots=2, prefill_tokens=8))
     client.ask("leader", ids_of(50))
     waits = client.ask("waits", ids_of(50))
@@ -312,11 +312,11 @@ def test_a_prefill_forward_stays_within_its_budget(model: Any, origin: Any, pref
     answers = client.run()
     for prompt in prompts:
         assert_plain(origin, prompt, answers[f"{len(prompt)}"])
-    # A decode forward holds one id per slot, and a span over an idle one.
+    # A decode forward holds one id per slot, and spans an idle slot.
     assert max(shapes) <= max(prefill_tokens, 8)
 
 
-def test_a_long_prefill_never_takes_two_steps_in_a_row_from_those_who_decode(model: Any) -> None:
+def test_a_long_prefill_never_delays_decoding_by_two_steps_in_a_row(model: Any) -> None:
     client = Client(batcher_over(model, prefill_tokens=8))
     client.ask("decodes", ids_of(4), max_tokens=60)
     client.batcher.step()
@@ -330,7 +330,7 @@ def test_a_long_prefill_never_takes_two_steps_in_a_row_from_those_who_decode(mod
     assert stats.prefill_steps > 7
 
 
-async def test_the_ids_drawn_do_not_depend_on_the_batch(model: Any) -> None:
+async def test_sampled_ids_do_not_depend_on_the_batch(model: Any) -> None:
     prompts = [ids_of(5 + 3 * i, seed=i) for i in range(8)]
 
     async def answer(engine: TransformersEngine, i: int) -> tuple[int, ...]:
@@ -344,8 +344,8 @@ async def test_the_ids_drawn_do_not_depend_on_the_batch(model: Any) -> None:
     assert together == alone[::-1]
 
 
-async def test_draws_follow_the_distribution(model: Any, origin: Any) -> None:
-    """The frequencies of 4000 first ids lie within five standard deviations of their probabilities."""
+async def test_samples_follow_the_distribution(model: Any, origin: Any) -> None:
+    """The frequencies of 4000 first ids are within five standard deviations of their probabilities."""
     prompt = torch.tensor([ids_of(6)])
     with torch.inference_mode():
         expected = torch.softmax(origin(prompt).logits[0, -1] / 0.7, -1).numpy()
@@ -357,7 +357,7 @@ async def test_draws_follow_the_distribution(model: Any, origin: Any) -> None:
     assert (off <= 5 * np.sqrt(expected * (1 - expected) / 4000) + 1e-3).all()
 
 
-async def test_greedy_takes_the_best_id_and_reports_temperature_one(model: Any, origin: Any) -> None:
+async def test_greedy_sampling_takes_the_best_id_and_reports_temperature_one(model: Any, origin: Any) -> None:
     prompt = ids_of(10)
     async with engine_over(model) as engine:
         done, _ = await asyncio.gather(
@@ -390,7 +390,7 @@ def test_a_turn_without_a_stop_ends_at_its_length(model: Any) -> None:
 async def test_more_sessions_than_slots_all_finish(model: Any, origin: Any) -> None:
     prompts = [ids_of(3 + i, seed=i) for i in range(20)]
     async with engine_over(model, slots=3) as engine:
-        for _ in range(2):  # the second time every session has been evicted at least once
+        for _ in range(2):  # by the second time, every session has been evicted at least once
             done = await asyncio.gather(
                 *(
                     engine.generate(prompt, session=f"{i}", max_tokens=1 + i % 5, sampling=WARM, seed=i)
@@ -402,7 +402,7 @@ async def test_more_sessions_than_slots_all_finish(model: Any, origin: Any) -> N
 
 
 async def test_a_cancelled_request_frees_its_slot(model: Any, origin: Any) -> None:
-    """The engine stands still in its second forward while the running request and a waiting one are cancelled."""
+    """The engine stops in its second forward while the running request and a waiting one are cancelled."""
     loop, standing, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     async with asyncio.timeout(60), engine_over(model, slots=1) as engine:
         forwards = itertools.count()
@@ -428,11 +428,11 @@ async def test_a_cancelled_request_frees_its_slot(model: Any, origin: Any) -> No
         assert_plain(origin, ids_of(8), await follows)
         again = await ask("runs", 5)
         assert again.token_ids.tolist() == follows.result().token_ids.tolist()
-        # One id from the prefill and one from the forward that was under way.
+        # One id from the prefill and one from the forward that was running.
         assert engine.stats.sampled_tokens == 2 + 5 + 5
 
 
-def test_a_cancelled_request_is_not_answered_and_samples_no_more(model: Any) -> None:
+def test_a_cancelled_request_gets_no_answer_and_samples_no_more(model: Any) -> None:
     client = Client(batcher_over(model, slots=1))
     request = client.ask("s", ids_of(8), max_tokens=50)
     for _ in range(5):
@@ -444,7 +444,7 @@ def test_a_cancelled_request_is_not_answered_and_samples_no_more(model: Any) -> 
     assert client.batcher.stats.sampled_tokens == sampled < 50
 
 
-async def test_adapter_swap_changes_new_tokens_and_none_restores(model: Any, origin: Any) -> None:
+async def test_an_adapter_swap_changes_new_tokens_and_none_restores_the_model(model: Any, origin: Any) -> None:
     wrapped, adapter = lora_over(origin)
     other, more = lora_over(origin, seed=1, use_rslora=True, target_modules=["q_proj", "down_proj"])
     third, most = lora_over(origin, seed=2, use_rslora=True, use_dora=True)
@@ -461,7 +461,7 @@ async def test_adapter_swap_changes_new_tokens_and_none_restores(model: Any, ori
         ):
             await engine.load_adapter(change, version=version)
             assert engine.version == version
-            # One session kept its slot, one is new: neither may use KV of other weights.
+            # One session kept its slot and one is new: neither may use KV of other weights.
             for done in (await answer("s"), await answer(f"new {version}")):
                 assert done.versions == (Version(0, version),)
                 assert_plain(weights, prompt, done)
@@ -472,7 +472,7 @@ async def test_adapter_swap_changes_new_tokens_and_none_restores(model: Any, ori
         assert torch.equal(weight, model.state_dict()[name]), name
 
 
-def test_in_flight_request_spans_two_versions(model: Any, origin: Any) -> None:
+def test_a_request_in_flight_spans_two_versions(model: Any, origin: Any) -> None:
     _, adapter = lora_over(origin)
     client = Client(batcher_over(model))
     prompt = ids_of(10)
@@ -487,7 +487,7 @@ def test_in_flight_request_spans_two_versions(model: Any, origin: Any) -> None:
     assert off[:4].max() < 1e-4 < off[4:].min()
 
 
-def test_weights_that_are_swapped_again_before_they_sample_have_no_span(model: Any, origin: Any) -> None:
+def test_weights_that_are_replaced_before_they_sample_have_no_span(model: Any, origin: Any) -> None:
     _, adapter = lora_over(origin)
     client = Client(batcher_over(model))
     client.ask("s", ids_of(10), max_tokens=9)
@@ -498,8 +498,8 @@ def test_weights_that_are_swapped_again_before_they_sample_have_no_span(model: A
     assert client.run()["s"].versions == (Version(0, 0), Version(4, 9))
 
 
-def test_after_a_swap_nothing_old_is_kept_or_copied(model: Any, origin: Any) -> None:
-    """At the swap one turn is over, one has sampled, one prefills, two wait for its prefix and one for a slot."""
+def test_after_a_swap_no_old_kv_is_kept_or_copied(model: Any, origin: Any) -> None:
+    """At the swap, one turn is over, one has sampled, one prefills, two wait for its prefix and one for a slot."""
     wrapped, adapter = lora_over(origin)
     client = Client(batcher_over(model, slots=5, prefill_tokens=8))
     prompts = {name: ids_of(30, seed=i) for i, name in enumerate(["over", "sampled", "prefills"])}
@@ -523,7 +523,7 @@ def test_after_a_swap_nothing_old_is_kept_or_copied(model: Any, origin: Any) -> 
     for name in ("over", "prefills", "waits", "waits too", "queues", "copies"):
         assert answers[name].versions == (Version(0, 1),), name
         assert_plain(wrapped, prompts[name], answers[name])
-    # The turn that spans both weights is over: its next one is computed anew.
+    # The turn that spans both weights is over: the next one is computed from scratch.
     longer = prompts["sampled"] + answers["sampled"].token_ids.tolist()
     client.ask("sampled", longer)
     assert_plain(wrapped, longer, client.run()["sampled"])
@@ -555,7 +555,7 @@ async def test_an_adapter_that_does_not_fit_changes_nothing(
     np.testing.assert_allclose(scores, plain(origin, ids_of(9)), atol=1e-5)
 
 
-async def test_score_is_what_generate_reports(model: Any) -> None:
+async def test_score_equals_the_logprobs_that_generate_reports(model: Any) -> None:
     async with engine_over(model) as engine:
         done = await engine.generate(ids_of(12), session="s", max_tokens=8, sampling=WARM, seed=0)
         scores = await engine.score([*ids_of(12), *done.token_ids.tolist()], sampling=WARM)
@@ -598,7 +598,7 @@ def test_a_session_has_one_request_at_a_time(model: Any) -> None:
 
 async def test_a_crash_in_the_thread_fails_requests(model: Any) -> None:
     async with engine_over(model, slots=1) as engine:
-        # A module of the engine's own model, so the thread itself meets the error.
+        # This is a module of the engine's own model, so the thread itself hits the error.
         model.lm_head.register_forward_pre_hook(crash)
         asked = [engine.generate(ids_of(5), session=f"{i}", max_tokens=3, sampling=WARM, seed=0) for i in range(3)]
         async with asyncio.timeout(60):
@@ -628,7 +628,7 @@ def crash(*_: object) -> None:
     raise MemoryError("no more memory")
 
 
-async def test_closing_fails_what_is_not_answered(model: Any) -> None:
+async def test_closing_fails_unanswered_requests(model: Any) -> None:
     engine = engine_over(model, slots=1)
     with pytest.raises(EngineError, match="not open"):
         await engine.release("s")
@@ -678,8 +678,8 @@ def test_a_model_that_would_get_wrong_logprobs_is_refused(kind: str, changes: di
         batcher_over(build(kind, **changes))
 
 
-def test_a_16_bit_model_whose_logits_depend_on_the_width_of_a_forward_is_not_refused() -> None:
-    """Rounding does that on a GPU: logits of standard deviation 5 differed by 0.31 from one forward to two parts."""
+def test_a_16_bit_model_whose_logits_depend_on_the_forwards_width_is_accepted() -> None:
+    """Rounding does that on a GPU: logits with standard deviation 5 differed by 0.31 between one forward and two."""
     model = build().to(torch.bfloat16)
     model.get_decoder().norm.register_forward_hook(lambda _, given, out: out * (1 + 0.5 * given[0].shape[1]))
     ids = torch.arange(8)[None]
@@ -719,10 +719,10 @@ async def test_a_folder_is_loaded_with_its_tokenizer_and_stop_ids(tmp_path: Path
     [
         (CONTEXT, 64, CONTEXT),  # the model has no more
         (1 << 20, 64, (1 << 30) // (64 * 2 * 2 * 2 * 8 * 4)),  # slots, layers, keys and values, heads, head_dim, bytes
-        (1 << 20, 1 << 20, 512),  # even where the bound would hold fewer
+        (1 << 20, 1 << 20, 512),  # even if the bound would hold fewer
     ],
 )
-def test_the_default_context_is_the_models_positions_as_far_as_a_gib_holds_them(
+def test_the_default_context_is_the_models_positions_as_far_as_1_gib_holds_them(
     positions: int, slots: int, context: int
 ) -> None:
     assert default_context(build(head_dim=8, max_position_embeddings=positions), slots) == context
@@ -736,15 +736,15 @@ async def test_without_a_context_in_the_config_the_engine_chooses_one_when_it_op
         assert engine.context_tokens == CONTEXT
 
 
-def test_it_is_an_engine(model: Any) -> None:
+def test_transformers_engine_fulfills_the_engine_protocol(model: Any) -> None:
     engine: Engine = engine_over(model)
     assert (engine.version, engine.context_tokens) == (0, CONTEXT)
 
 
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_an_adapter_beside_bfloat16_weights_gives_what_the_trainer_computes(dora: bool, bias: bool) -> None:
-    """PEFT leaves the weights as they are, too; a sum of weights and adapter would be rounded otherwise."""
+def test_an_adapter_on_bfloat16_weights_gives_the_same_result_as_the_trainer(dora: bool, bias: bool) -> None:
+    """PEFT leaves the weights unchanged, too; the sum of weights and adapter would be rounded differently."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(64, 16, bias=bias).to(torch.bfloat16)
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["0"], use_dora=dora)

@@ -1,4 +1,4 @@
-"""The decoder by its arithmetic is the model's own, and sees whatever happens to the model's weights."""
+"""The fast decoder computes the same as the model and sees every change of the model's weights."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 
 
 def build(kind: str, **changes: Any) -> Any:
-    """Random weights, norms and biases included."""
+    """Return a model with random weights, norms and biases."""
     shape = {
         "vocab_size": 61,
         "hidden_size": 32,
@@ -45,13 +45,13 @@ def build(kind: str, **changes: Any) -> Any:
 
 
 def logits(model: Any, ids: np.ndarray) -> np.ndarray:
-    """The model's own, of every row's last id."""
+    """Return the model's own logits of every row's last id."""
     with torch.inference_mode():
         return np.asarray(model(input_ids=torch.from_numpy(ids), use_cache=False).logits[:, -1])
 
 
 def by_parts(policy: InferenceModel, ids: np.ndarray) -> np.ndarray:
-    """The engine's way: a prefill of most ids, then one id at a time."""
+    """Return the engine's logits: prefill most ids, then decode one id at a time."""
     rows, width = np.arange(len(ids)), ids.shape[1] - 3
     hidden = policy.forward(rows, ids[:, :width], np.zeros(len(ids), np.int64), np.full(len(ids), width))
     for at in range(width, ids.shape[1]):
@@ -66,17 +66,17 @@ def ids() -> np.ndarray:
 
 
 @pytest.mark.parametrize(("kind", "changes"), MODELS)
-def test_hidden_states_are_the_models_own(kind: str, changes: dict[str, Any], ids: np.ndarray) -> None:
+def test_hidden_states_equal_the_models_own(kind: str, changes: dict[str, Any], ids: np.ndarray) -> None:
     model = build(kind, **changes)
     wanted = logits(model, ids)
     policy = InferenceModel(model, slots=3, context=CONTEXT, threads=1)
     assert policy._dense is not None
     np.testing.assert_allclose(by_parts(policy, ids), wanted, atol=2e-4)
-    np.testing.assert_allclose(logits(model, ids), wanted, atol=1e-6)  # its weights are parts of others, and the same
+    np.testing.assert_allclose(logits(model, ids), wanted, atol=1e-6)  # its weights are parts of others and unchanged
 
 
 @pytest.mark.parametrize("target", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
-def test_an_adapter_merged_into_the_model_is_seen(target: str, ids: np.ndarray) -> None:
+def test_an_adapter_merged_into_the_model_takes_effect(target: str, ids: np.ndarray) -> None:
     model = build("Qwen3", head_dim=8)
     policy = InferenceModel(model, slots=3, context=CONTEXT, threads=1)
     before = by_parts(policy, ids)
@@ -95,14 +95,14 @@ def test_an_adapter_merged_into_the_model_is_seen(target: str, ids: np.ndarray) 
     np.testing.assert_array_equal(by_parts(policy, ids), before)
 
 
-def test_a_model_that_is_not_known_is_computed_by_its_own_modules(ids: np.ndarray) -> None:
+def test_an_unknown_model_is_computed_by_its_own_modules(ids: np.ndarray) -> None:
     model = build("Olmo2")
     assert dense(model, CONTEXT) is None
     policy = InferenceModel(model, slots=3, context=CONTEXT, threads=1)
     np.testing.assert_allclose(by_parts(policy, ids), logits(model, ids), atol=2e-4)
 
 
-def test_a_known_model_that_computes_something_else_is_found_out(ids: np.ndarray) -> None:
+def test_a_known_model_that_computes_something_else_is_detected(ids: np.ndarray) -> None:
     model = build("Qwen3", head_dim=8)
     mlp = model.model.layers[1].mlp
     forward = mlp.forward

@@ -1,4 +1,4 @@
-"""How the embedded engine draws: from a part of the distribution if it is told to, up to a text that ends a turn."""
+"""How the embedded engine samples: from a truncated distribution if told to, and up to a stop text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ PROBS = (0.4, 0.3, 0.2, 0.1)
 
 
 class Fixed(torch.nn.Module):
-    """An output layer with the same distribution whatever the hidden state."""
+    """An output layer with the same distribution for every hidden state."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.tensor(PROBS).log().expand(len(hidden), -1)
 
 
 def drawn(part: dict[str, Any]) -> set[int]:
-    """All ids that can be drawn: one for each of a thousand uniforms."""
+    """Return all ids that can be sampled: one for each of a thousand uniforms."""
     policy = batcher_over(build(head_dim=8)).policy
     policy._head = Fixed()
     how = Sampling(**part)
@@ -57,7 +57,7 @@ def drawn(part: dict[str, Any]) -> set[int]:
         ({"top_k": 3, "min_p": 0.7}, {0, 1}),
     ],
 )
-def test_a_part_of_the_distribution_is_drawn_in_its_own_proportions_with_the_logprobs_of_the_whole(
+def test_a_truncated_distribution_is_sampled_in_proportion_with_logprobs_of_the_whole(
     part: dict[str, Any], ids: set[int]
 ) -> None:
     assert drawn(part) == ids
@@ -67,7 +67,7 @@ async def said(engine: ag.TransformersEngine, how: Sampling, ids: Sequence[int],
     return await engine.generate(ids, session=session, max_tokens=40, sampling=how, seed=3)
 
 
-async def test_rows_that_are_drawn_otherwise_change_no_other_row() -> None:
+async def test_rows_with_other_sampling_settings_change_no_other_row() -> None:
     async with ag.TransformersEngine(MODEL, ag.TransformersConfig(slots=1)) as engine:
         ids = engine.tokenizer.encode("Start at key 31.")
         alone = await said(engine, Sampling(temperature=0.7), ids, "a")
@@ -80,7 +80,7 @@ async def test_rows_that_are_drawn_otherwise_change_no_other_row() -> None:
         np.testing.assert_allclose(top.logprobs, scored[len(ids) - 1 :], atol=1e-4)
 
 
-async def test_a_turn_ends_with_the_text_that_it_is_told_to_stop_at() -> None:
+async def test_a_turn_ends_with_its_stop_text() -> None:
     async with ag.TransformersEngine(MODEL, ag.TransformersConfig(slots=2)) as engine:
         read = engine.tokenizer.decode
         ids = engine.tokenizer.encode("Start at key 31.")
@@ -95,7 +95,7 @@ async def test_a_turn_ends_with_the_text_that_it_is_told_to_stop_at() -> None:
         assert_plain(engine._batcher.policy.model, ids, cut)  # type: ignore[union-attr]
 
 
-async def test_a_mark_of_the_tokenizer_that_is_named_as_a_stop_is_a_stop_token() -> None:
+async def test_a_special_token_named_as_stop_text_is_a_stop_token() -> None:
     async with ag.TransformersEngine(MODEL, ag.TransformersConfig(slots=1)) as engine:
         engine._batcher._stop_ids = np.zeros(0, np.int64)  # type: ignore[union-attr]
         tokenizer: Any = engine.tokenizer

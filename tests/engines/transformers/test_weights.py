@@ -1,4 +1,4 @@
-"""The embedded engine takes the weights of a whole model, computes with them everywhere, and gives its own back."""
+"""The embedded engine loads a whole model's weights, computes with them everywhere, and restores its own."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ PLAIN = Sampling(temperature=1.0)
 
 
 def moved(dtype: torch.dtype = torch.float32) -> tuple[ModelWeights, Any]:
-    """Every weight moved by a part of itself, norms too; and the model with them."""
+    """Return every weight changed by a fraction of itself, norms included, and the model with these weights."""
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -37,12 +37,12 @@ def scores_of(model: Any, ids: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_new_weights_are_what_is_scored_and_sampled_from(dtype: Any) -> None:
+async def test_new_weights_are_scored_and_sampled_from(dtype: Any) -> None:
     weights, model = moved(getattr(torch, dtype))
     async with TransformersEngine(MODEL, TransformersConfig(slots=2, device="cpu", dtype=dtype)) as engine:
         assert isinstance(engine, WeightsEngine)
         before = await engine.score(IDS, sampling=PLAIN)
-        await engine.generate(IDS, session="s", max_tokens=4, sampling=PLAIN, seed=1)  # its KV is of no use afterward
+        await engine.generate(IDS, session="s", max_tokens=4, sampling=PLAIN, seed=1)  # its KV is useless afterwards
         await engine.load_weights(weights, version=1)
         atol = 1e-5 if dtype == "float32" else 0.05
         scored = await engine.score(IDS, sampling=PLAIN)
@@ -54,7 +54,7 @@ async def test_new_weights_are_what_is_scored_and_sampled_from(dtype: Any) -> No
         np.testing.assert_allclose(said.logprobs, scores_of(model, whole)[len(IDS) - 1 :], atol=atol)
 
 
-async def test_the_models_own_weights_come_back_exactly_whatever_was_loaded() -> None:
+async def test_the_models_own_weights_are_restored_exactly_whatever_was_loaded() -> None:
     weights, _ = moved()
     some = ModelWeights(tensors=dict(list(weights.tensors.items())[:3]), files={})
     async with TransformersEngine(MODEL, TransformersConfig(slots=1, device="cpu", dtype="float32")) as engine:
@@ -65,7 +65,7 @@ async def test_the_models_own_weights_come_back_exactly_whatever_was_loaded() ->
         adapted = await engine.score(IDS, sampling=PLAIN)
         await engine.load_weights(weights, version=2)
         moved_ = await engine.score(IDS, sampling=PLAIN)
-        await engine.load_weights(some, version=3)  # those that are not given are the model's own
+        await engine.load_weights(some, version=3)  # weights that are not given are the model's own
         assert not np.array_equal(await engine.score(IDS, sampling=PLAIN), moved_)
         await engine.load_weights(weights, version=4)
         assert np.array_equal(await engine.score(IDS, sampling=PLAIN), moved_)

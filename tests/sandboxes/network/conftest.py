@@ -1,4 +1,4 @@
-"""Sandboxes with a network of their own, and hosts of this machine that they talk to."""
+"""Sandboxes with their own network, and servers on this machine that they talk to."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,19 +16,19 @@ from tests.sandboxes.conftest import ISOLATED, make
 
 @pytest.fixture(params=ISOLATED)
 def kind(request: pytest.FixtureRequest) -> str:
-    """The name of each kind of sandbox that has a network of its own and runs here."""
+    """Return the name of each kind of sandbox that has its own network and runs here."""
     make(request.param)
     return str(request.param)
 
 
 def sandbox_of(kind: str, **settings: Any) -> SandboxSpec:
-    """A sandbox of that kind with these settings."""
+    """Return the settings of a sandbox of that kind."""
     return Bubblewrap(**settings) if kind == "bubblewrap" else Docker(**settings)
 
 
 @dataclass
 class Host:
-    """A server of this machine that answers each connection with one text, and keeps what it got."""
+    """A server on this machine that answers each connection with one text and stores the data it received."""
 
     port: int = 0
     got: list[bytes] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Host:
 
 @asynccontextmanager
 async def host(answer: bytes = b"hello") -> AsyncIterator[Host]:
-    """Answer the end of a head, and whatever does not look like HTTP, at once."""
+    """Start a server that answers as soon as a request's headers end, or immediately if the data isn't HTTP."""
     made = Host()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

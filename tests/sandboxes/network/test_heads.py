@@ -1,4 +1,4 @@
-"""The proxy's reading of a request: strict, and the same for whoever reads it next."""
+"""How the proxy parses a request: strictly, and exactly as the next parser will."""
 
 import h11
 import pytest
@@ -12,11 +12,11 @@ def head(*lines: bytes) -> bytes:
 
 
 def sent_on(request: Request) -> bytes:
-    """What the host gets of a request."""
+    """Return the bytes of a request that the host receives."""
     return h11.Connection(h11.CLIENT).send(request.for_host())
 
 
-def test_a_request_is_sent_on_with_the_name_of_the_host_that_was_checked() -> None:
+def test_a_forwarded_request_names_the_host_that_was_checked() -> None:
     request = parse_request(
         head(
             b"GET http://a.org/x?y=1 HTTP/1.1",
@@ -32,7 +32,7 @@ def test_a_request_is_sent_on_with_the_name_of_the_host_that_was_checked() -> No
     assert sent_on(request) == head(b"GET /x?y=1 HTTP/1.1", b"Host: a.org", b"Accept: */*", b"Connection: close")
 
 
-def test_a_port_and_an_address_are_named_as_they_were_checked() -> None:
+def test_a_forwarded_request_names_the_address_and_port_that_were_checked() -> None:
     request = parse_request(head(b"POST http://[FD00::5]:81 HTTP/1.0", b"Content-Length: 3"))
     assert (request.host, request.port, request.path) == ("fd00::5", 81, "/")
     expected = head(b"POST / HTTP/1.1", b"Host: [fd00::5]:81", b"Content-Length: 3", b"Connection: close")
@@ -47,7 +47,7 @@ def test_no_request_loses_the_length_of_its_body(length: bytes) -> None:
     assert b"\r\n" + length + b"\r\n" in sent_on(request)
 
 
-def test_a_tunnel_is_asked_for_by_host_and_port() -> None:
+def test_connect_requests_name_a_host_and_a_port() -> None:
     request = parse_request(head(b"CONNECT A.org.:443 HTTP/1.1", b"Host: evil.com:443"))
     assert (request.is_tunnel, request.host, request.port) == (True, "a.org", 443)
 
@@ -94,13 +94,13 @@ def test_a_tunnel_is_asked_for_by_host_and_port() -> None:
         b"GET http://a.org/ HTTP/1.1\nHost: a.org\n\n",
     ],
 )
-def test_what_two_readers_could_read_differently_is_refused(wrong: bytes) -> None:
+def test_requests_that_parsers_could_read_differently_are_refused(wrong: bytes) -> None:
     with pytest.raises(Malformed):
         parse_request(wrong)
 
 
 @given(st.binary(max_size=300) | st.text("GET CONHP:/.1@[]#?\\%a\t\r\n", max_size=80).map(str.encode))
-def test_no_bytes_make_another_error_than_malformed(body: bytes) -> None:
+def test_invalid_requests_raise_only_malformed(body: bytes) -> None:
     for data in (
         body,
         head(body),
@@ -115,7 +115,7 @@ def test_no_bytes_make_another_error_than_malformed(body: bytes) -> None:
         assert sent_on(request).count(b"\r\n\r\n") == 1
 
 
-def test_an_answer_says_that_the_connection_ends_with_it() -> None:
+def test_responses_close_the_connection() -> None:
     headers = [("Connection", "keep-alive"), ("Keep-Alive", "timeout=5"), ("A", "b")]
     answer = for_client(h11.Response(status_code=200, headers=headers, reason="OK"))
     assert answer.headers.raw_items() == [(b"A", b"b"), (b"Connection", b"close")]

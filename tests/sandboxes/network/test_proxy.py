@@ -1,4 +1,4 @@
-"""The proxy on its own, in front of hosts of this machine: what it lets through, what it says, and what it ends."""
+"""The proxy by itself, in front of servers on this machine: allowed traffic, responses and ended connections."""
 
 import asyncio
 import shutil
@@ -23,13 +23,13 @@ from tests.sandboxes.network.conftest import Host, host
 
 
 class Client:
-    """The side of the sandbox: connections to the proxy."""
+    """The sandbox's side: connections to the proxy."""
 
     def __init__(self, proxy: Proxy, port: int) -> None:
         self.proxy, self.port = proxy, port
 
     async def ask(self, *lines: bytes, then: bytes = b"") -> bytes:
-        """Send a head, with a Host unless it has one, and what follows; return all that comes back."""
+        """Send the header lines, adding a Host if there is none, and then `then`; return the full response."""
         if not any(line.startswith(b"Host:") for line in lines):
             lines = (*lines, b"Host: h")
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -57,7 +57,7 @@ async def proxy(*hosts: str, mb: int = 1, requests: int = 100) -> AsyncIterator[
             await made.stop()
 
 
-async def test_a_plain_request_reaches_its_host_and_is_written_down() -> None:
+async def test_a_plain_request_reaches_its_host_and_is_logged() -> None:
     async with host() as there, proxy(there.address) as client:
         said = await client.ask(f"GET http://{there.address}/x?y HTTP/1.1".encode(), b"Host: evil.com")
     assert said.endswith(b"Connection: close\r\n\r\nhello")
@@ -68,7 +68,7 @@ async def test_a_plain_request_reaches_its_host_and_is_written_down() -> None:
     assert request.received > 5
 
 
-async def test_a_tunnel_carries_bytes_as_they_are_both_ways() -> None:
+async def test_a_tunnel_carries_bytes_unchanged_in_both_directions() -> None:
     async with host() as there, proxy(there.address) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
         writer.write(f"CONNECT {there.address} HTTP/1.1\r\nHost: h\r\n\r\n\x00\x01".encode())
@@ -84,7 +84,7 @@ async def test_a_tunnel_carries_bytes_as_they_are_both_ways() -> None:
     "target",
     [b"GET http://example.org/ HTTP/1.1", b"CONNECT example.org:443 HTTP/1.1", b"CONNECT 127.0.0.1:1 HTTP/1.1"],
 )
-async def test_a_host_that_is_not_listed_is_refused_with_the_list(target: bytes) -> None:
+async def test_an_unlisted_host_is_refused_and_the_error_names_the_list(target: bytes) -> None:
     async with proxy("a.org:81") as client:
         said = await client.ask(target)
     assert said.startswith(b"HTTP/1.1 403 ")
@@ -92,7 +92,7 @@ async def test_a_host_that_is_not_listed_is_refused_with_the_list(target: bytes)
     assert [each.outcome for each in client.log] == ["refused"]
 
 
-async def test_a_name_that_leads_to_this_machine_is_refused_unless_its_address_is_listed() -> None:
+async def test_a_name_that_resolves_to_this_machine_is_refused_unless_listed() -> None:
     async with host() as there:
         async with proxy(f"localhost:{there.port}") as client:
             said = await client.ask(f"CONNECT localhost:{there.port} HTTP/1.1".encode())
@@ -103,7 +103,7 @@ async def test_a_name_that_leads_to_this_machine_is_refused_unless_its_address_i
             assert said.endswith(b"hello")
 
 
-async def test_what_is_no_request_is_refused_and_written_down() -> None:
+async def test_malformed_requests_are_refused_and_logged() -> None:
     async with proxy("a.org") as client:
         assert (await client.ask(b"GET / HTTP/1.1", b"Host: a.org")).startswith(b"HTTP/1.1 400 ")
         assert (await client.ask(b"\x05\x01\x00")).startswith(b"HTTP/1.1 400 ")
@@ -111,7 +111,7 @@ async def test_what_is_no_request_is_refused_and_written_down() -> None:
     assert [each.outcome for each in client.log] == ["malformed"] * 3
 
 
-async def test_a_second_request_behind_the_first_goes_nowhere() -> None:
+async def test_a_second_request_on_the_same_connection_is_not_forwarded() -> None:
     async with host() as there, proxy(there.address) as client:
         line = f"POST http://{there.address}/ HTTP/1.1".encode()
         second = f"GET http://{there.address}/second HTTP/1.1\r\nHost: h\r\n\r\n".encode()
@@ -126,7 +126,7 @@ async def test_a_second_request_behind_the_first_goes_nowhere() -> None:
 @pytest.mark.parametrize(
     "chunks", [b"3\nabc\n0\n\n", b"-3\r\nabc\r\n0\r\n\r\n", b"0x3\r\nabc\r\n", b"3\r\nabcd\r\n0\r\n\r\n"]
 )
-async def test_chunks_that_two_readers_could_read_differently_end_the_request(chunks: bytes) -> None:
+async def test_chunks_that_parsers_could_read_differently_end_the_request(chunks: bytes) -> None:
     async with host() as there, proxy(there.address) as client:
         await client.ask(
             f"POST http://{there.address}/ HTTP/1.1".encode(), b"Transfer-Encoding: chunked", then=chunks + b"\r\n" * 3
@@ -136,7 +136,7 @@ async def test_chunks_that_two_readers_could_read_differently_end_the_request(ch
 
 @asynccontextmanager
 async def closing_host(answer: bytes) -> AsyncIterator[Host]:
-    """A host that answers the first words with this, and closes the connection."""
+    """Start a server that answers the first data with `answer` and closes the connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(65536)
@@ -163,7 +163,7 @@ async def closing_host(answer: bytes) -> AsyncIterator[Host]:
         ("GET HTTP/1.1", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
     ],
 )
-async def test_an_answer_is_as_long_as_it_says(asked: str, answer: bytes, got: bytes) -> None:
+async def test_a_response_is_forwarded_up_to_its_declared_length(asked: str, answer: bytes, got: bytes) -> None:
     method, version = asked.split()
     async with closing_host(answer) as there, proxy(there.address) as client:
         said = await client.ask(f"{method} http://{there.address}/ {version}".encode())
@@ -185,7 +185,7 @@ async def test_an_answer_is_as_long_as_it_says(asked: str, answer: bytes, got: b
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello",
     ],
 )
-async def test_an_answer_that_is_not_http_or_ends_too_early_is_cut(answer: bytes) -> None:
+async def test_a_response_that_is_not_http_or_ends_early_is_cut(answer: bytes) -> None:
     async with closing_host(answer) as there, proxy(there.address) as client:
         await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())
     assert [each.outcome for each in client.log] == ["cut"]
@@ -193,7 +193,7 @@ async def test_an_answer_that_is_not_http_or_ends_too_early_is_cut(answer: bytes
 
 
 def greeting(name: str | None) -> bytes:
-    """What a TLS client says first."""
+    """Return a TLS ClientHello."""
     context = ssl.create_default_context()
     context.check_hostname = False
     said = ssl.MemoryBIO()
@@ -216,7 +216,7 @@ def greeting(name: str | None) -> bytes:
     ],
     ids=["the host", "the host in capitals", "another host", "no host", "cut", "too long", "too short", "no TLS"],
 )
-async def test_a_tunnel_of_tls_leads_to_the_host_that_the_client_asks_for(
+async def test_a_tls_tunnel_leads_to_the_host_that_the_client_hello_names(
     monkeypatch: pytest.MonkeyPatch, said: bytes, why: str
 ) -> None:
     async with host() as there, proxy(f"localhost:{there.port}", there.address) as client:
@@ -237,13 +237,13 @@ GREETING = greeting("a.org")
 
 
 @given(st.binary(max_size=400))
-def test_no_greeting_makes_another_error_than_malformed(data: bytes) -> None:
+def test_an_invalid_client_hello_raises_only_malformed(data: bytes) -> None:
     for record in (data, b"\x01" + len(data).to_bytes(3, "big") + data, GREETING[5:30] + data):
         with suppress(Malformed):
             server_name(record)
 
 
-async def test_an_answer_that_comes_before_the_end_of_the_body_ends_the_request(
+async def test_a_response_before_the_end_of_the_body_ends_the_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with host() as there, proxy(there.address) as client:
@@ -256,7 +256,7 @@ async def test_an_answer_that_comes_before_the_end_of_the_body_ends_the_request(
     assert caplog.messages == []
 
 
-async def test_a_head_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_whose_headers_do_not_end_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxies, "HEAD_S", 0.1)
     async with proxy("a.org") as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
@@ -266,7 +266,7 @@ async def test_a_head_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPa
     assert [each.outcome for each in client.log] == ["malformed"]
 
 
-async def test_a_connection_on_which_nothing_is_said_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxies, "IDLE_S", 0.1)
     async with host() as there, proxy(there.address) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
@@ -276,21 +276,21 @@ async def test_a_connection_on_which_nothing_is_said_is_cut(monkeypatch: pytest.
     assert [(each.outcome, each.why) for each in client.log] == [("cut", "idle for 0 s")]
 
 
-async def test_an_episode_ends_its_request_at_its_limit_of_bytes() -> None:
+async def test_requests_are_cut_at_the_episodes_limit_of_bytes() -> None:
     async with host(b"x" * (2 << 20)) as there, proxy(there.address, mb=1) as client:
         assert len(await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())) <= 1 << 20
         await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())
     assert [(each.outcome, each.why) for each in client.log] == [("cut", "more than 1 MB in one episode")] * 2
 
 
-async def test_an_episode_has_a_limit_of_requests() -> None:
+async def test_an_episode_has_a_limit_on_requests() -> None:
     async with proxy("a.org", requests=2) as client:
         answers = [await client.ask(b"CONNECT b.org:443 HTTP/1.1") for _ in range(3)]
     assert [answer.split()[1] for answer in answers] == [b"403", b"403", b"429"]
     assert len(client.log) == 2
 
 
-async def test_the_log_holds_no_more_of_a_request_than_a_person_reads() -> None:
+async def test_logged_methods_and_paths_are_truncated() -> None:
     async with host() as there, proxy(there.address) as client:
         await client.ask(f"GET http://{there.address}/begin{'x' * 30_000}end HTTP/1.1".encode())
         await client.ask(f"{'G' * 30_000} http://{there.address}/ HTTP/1.1".encode())
@@ -302,7 +302,7 @@ async def test_the_log_holds_no_more_of_a_request_than_a_person_reads() -> None:
     assert b"/begin" + b"x" * 30_000 + b"end" in there.got[0]
 
 
-async def test_more_connections_than_are_served_at_once_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_over_the_limit_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxies, "CONNECTIONS", 2)
     async with host() as there, proxy(there.address) as client:
         held = [await asyncio.open_connection("127.0.0.1", client.port) for _ in range(2)]
@@ -314,7 +314,7 @@ async def test_more_connections_than_are_served_at_once_wait(monkeypatch: pytest
         held[1][1].close()
 
 
-async def test_a_connection_that_waited_when_the_episode_ended_is_closed_unheard() -> None:
+async def test_a_connection_that_waits_when_the_episode_ends_is_closed_unread() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         first = Proxy(listener, Allow("a.org"))
         first.start()
@@ -334,7 +334,7 @@ async def test_a_connection_that_waited_when_the_episode_ended_is_closed_unheard
     assert (len(first.records), len(second.records)) == (0, 1)
 
 
-async def test_a_tunnel_leads_to_443_and_to_ports_that_are_listed_themselves() -> None:
+async def test_a_tunnel_leads_to_port_443_and_to_listed_ports() -> None:
     async with proxy("a.org", "localhost:81") as client:
         said = await client.ask(b"CONNECT a.org:80 HTTP/1.1")
         assert b"403" in said
@@ -344,7 +344,7 @@ async def test_a_tunnel_leads_to_443_and_to_ports_that_are_listed_themselves() -
 
 
 def in_records(message: bytes, *sizes: int) -> bytes:
-    """A message of TLS, cut into records of these sizes and one for the rest."""
+    """Cut a TLS message into records of these sizes and one for the rest."""
     said = b""
     for size in (*sizes, len(message)):
         piece, message = message[:size], message[size:]
@@ -372,7 +372,7 @@ ALERT = b"\x15\x03\x01\x00\x02\x01\x70"
     ],
 )
 @pytest.mark.parametrize("waits", [True, False], ids=["after the answer", "before the answer"])
-async def test_every_greeting_in_a_tunnel_is_for_its_host(
+async def test_every_client_hello_in_a_tunnel_must_name_its_host(
     answer: bytes, between: bytes, second: str, why: str, waits: bool
 ) -> None:
     first = greeting("localhost")
@@ -396,12 +396,12 @@ async def test_every_greeting_in_a_tunnel_is_for_its_host(
 
 @asynccontextmanager
 async def speaker(answer: bytes) -> AsyncIterator[Host]:
-    """A host that answers the first words with this, and keeps all that it gets."""
+    """Start a server that answers the first data with `answer` and stores everything it receives."""
     made = Host()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         made.got.append(await reader.read(65536))
-        for at in range(len(answer)):  # A byte at a time: no reader may count on more.
+        for at in range(len(answer)):  # One byte at a time: no reader may rely on more.
             writer.write(answer[at : at + 1])
             await writer.drain()
         with suppress(ConnectionResetError):
@@ -414,7 +414,7 @@ async def speaker(answer: bytes) -> AsyncIterator[Host]:
         yield made
 
 
-async def test_what_a_host_says_first_reaches_a_client_that_speaks_no_tls() -> None:
+async def test_data_that_a_host_sends_first_reaches_a_client_without_tls() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\x16+")
         writer.write(await reader.read(10))
@@ -432,7 +432,7 @@ async def test_what_a_host_says_first_reaches_a_client_that_speaks_no_tls() -> N
 
 
 def message(name: str, *extensions: bytes) -> bytes:
-    """A client's greeting that names this host, with more extensions."""
+    """Return a ClientHello that names this host and has further extensions."""
     listed = b"\x00" + len(name).to_bytes(2, "big") + name.encode()
     named = len(listed).to_bytes(2, "big") + listed
     all_of_them = b"\x00\x00" + len(named).to_bytes(2, "big") + named + b"".join(extensions)
@@ -443,7 +443,9 @@ def message(name: str, *extensions: bytes) -> bytes:
 
 @pytest.mark.parametrize("sizes", [(1,), (2, 3), (40, 20), (1,) * 20])
 @pytest.mark.parametrize(("name", "why"), [("localhost", ""), ("evil.com", "TLS for evil.com")])
-async def test_a_greeting_in_several_records_is_read_as_a_whole(sizes: tuple[int, ...], name: str, why: str) -> None:
+async def test_a_client_hello_in_several_records_is_read_as_a_whole(
+    sizes: tuple[int, ...], name: str, why: str
+) -> None:
     said = in_records(message(name), *sizes)
     async with speaker(b"") as there, proxy(f"localhost:{there.port}", there.address) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
@@ -456,7 +458,7 @@ async def test_a_greeting_in_several_records_is_read_as_a_whole(sizes: tuple[int
     assert b"".join(there.got) == (b"" if why else said)
 
 
-def test_a_greeting_that_hides_its_host_or_has_more_behind_it_is_refused() -> None:
+def test_a_client_hello_that_hides_its_host_or_has_trailing_data_is_refused() -> None:
     assert server_name(message("a.org", b"\x12\x34\x00\x00")) == "a.org"
     for kind in ENCRYPTED_NAMES:
         with pytest.raises(Malformed, match="encrypted name"):
@@ -465,11 +467,11 @@ def test_a_greeting_that_hides_its_host_or_has_more_behind_it_is_refused() -> No
         server_name(message("a.org") + message("evil.com"))
 
 
-async def test_tls_whose_host_asks_for_a_second_greeting_goes_through(tmp_path: Path) -> None:
+async def test_tls_with_a_hello_retry_request_passes_through(tmp_path: Path) -> None:
     key, certificate = self_signed(tmp_path)
     answering = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     answering.load_cert_chain(certificate, key)
-    answering.set_ecdh_curve("secp384r1")  # A client's first greeting brings no key for this one.
+    answering.set_ecdh_curve("secp384r1")  # The first ClientHello has no key share for this curve.
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readexactly(5))
@@ -489,7 +491,7 @@ async def test_tls_whose_host_asks_for_a_second_greeting_goes_through(tmp_path: 
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A key and a certificate for localhost."""
+    """Create a key and a certificate for localhost."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
@@ -499,7 +501,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
     return key, certificate
 
 
-async def test_a_host_that_refuses_is_a_failure_that_says_so() -> None:
+async def test_a_host_that_refuses_the_connection_is_reported_as_a_failure() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]

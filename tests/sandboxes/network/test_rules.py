@@ -1,4 +1,4 @@
-"""What an allow-list lets through, and which addresses no name may lead to."""
+"""The hosts that an allow-list permits, and the addresses that no name may resolve to."""
 
 import ipaddress
 import math
@@ -44,7 +44,7 @@ SERVICE = Service(image="x")
         ("bücher.example", "xn--bcher-kva.example", 443, True),
     ],
 )
-def test_a_list_names_hosts_and_ports(listed: str, host: str, port: int, allowed: bool) -> None:
+def test_an_allow_list_names_hosts_and_ports(listed: str, host: str, port: int, allowed: bool) -> None:
     assert Rule(Allow(listed)).lists(host, port) is allowed
 
 
@@ -52,14 +52,14 @@ def test_a_list_names_hosts_and_ports(listed: str, host: str, port: int, allowed
     ("listed", "port", "allowed"),
     [("a.org", 443, True), ("a.org", 80, False), ("a.org:80", 80, True), ("*.org:81", 81, True), ("*.org", 80, False)],
 )
-def test_a_list_names_the_ports_of_tunnels(listed: str, port: int, allowed: bool) -> None:
+def test_an_allow_list_names_the_ports_of_tunnels(listed: str, port: int, allowed: bool) -> None:
     assert Rule(Allow(listed)).lists("a.org", port, tunnel=True) is allowed
 
 
 @pytest.mark.parametrize(
     "listed", ["", "*", "*.", "a b", "http://a.org", "a.org/", "a..org", "a.org:", "a.org:0", "*.10.0.0.1", "0x7f.1"]
 )
-def test_what_is_no_host_is_refused_when_the_list_is_written(listed: str) -> None:
+def test_invalid_hosts_are_refused_when_the_list_is_created(listed: str) -> None:
     with pytest.raises(ValueError, match="hosts: "):
         Allow(listed)
 
@@ -108,18 +108,18 @@ def test_an_authority_is_one_host_and_one_port(text: str) -> None:
         *("100.64.0.1", "100.100.100.200", "198.18.0.1", "192.88.99.1", "240.0.0.1", "255.255.255.255"),
     ],
 )
-def test_an_address_that_is_not_of_the_internet_is_told(address: str) -> None:
+def test_an_address_that_is_not_on_the_internet_is_reached_only_if_listed(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
     assert not Rule(Allow("example.org")).may_connect(ipaddress.ip_address(address), 443)
     assert Rule(Allow("example.org", address)).may_connect(ipaddress.ip_address(address), 443)
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "2606:4700::1111", "2a00:1450:4001::1"])
-def test_an_address_of_the_internet_may_be_reached(address: str) -> None:
+def test_internet_addresses_may_be_reached(address: str) -> None:
     assert is_public(ipaddress.ip_address(address))
 
 
-def test_limits_of_a_list_are_positive() -> None:
+def test_limits_of_an_allow_list_must_be_positive() -> None:
     with pytest.raises(ValueError, match="mb: must be"):
         Allow("a.org", mb=0)
     with pytest.raises(ValueError, match="requests: must be"):
@@ -130,7 +130,7 @@ def test_limits_of_a_list_are_positive() -> None:
         Allow(["a.org"])  # type: ignore[arg-type]
 
 
-def test_lists_are_compared_by_what_they_hold() -> None:
+def test_allow_lists_are_compared_by_their_content() -> None:
     assert Allow("a.org") == Allow("a.org")
     assert hash(Allow("a.org")) == hash(Allow("a.org"))
     assert Allow("a.org") != Allow("a.org", mb=1)
@@ -165,18 +165,18 @@ SETTINGS: list[tuple[type, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("made", "settings", "field"), SETTINGS)
-def test_a_setting_that_makes_no_sense_is_named_when_it_is_written(
+def test_invalid_settings_raise_value_errors_that_name_the_field(
     made: type, settings: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{field}(\.0)?: "):
         made(**settings)
 
 
-def test_volumes_of_an_engine_elsewhere_are_not_looked_for_here() -> None:
+def test_volumes_of_a_remote_engine_are_not_checked_on_this_machine() -> None:
     assert Docker(hosts=("tcp://10.0.0.5:2376",), volumes={"/data": "/nowhere"}).volumes == {"/data": "/nowhere"}
 
 
-def test_settings_that_cannot_work_are_refused_when_they_are_written() -> None:
+def test_settings_that_cannot_work_are_refused_at_creation() -> None:
     with pytest.raises(ValueError, match="network: 'bridge'"):
         Bubblewrap(network="bridge")
     with pytest.raises(ValueError, match="services: the sandbox reaches them over its loopback"):

@@ -1,4 +1,4 @@
-"""The network of sandboxes: their loopback, the list of hosts, and ports that lead into them."""
+"""Sandbox networks: the loopback, the list of hosts, and ports forwarded into a sandbox."""
 
 import asyncio
 import http.server
@@ -46,7 +46,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def get(url: str) -> bytes:
-    """What this machine reads there."""
+    """Return the response that this machine gets from `url`."""
     with DIRECT.open(url, timeout=10) as answer:
         return bytes(answer.read())
 
@@ -76,7 +76,7 @@ async def test_a_server_in_a_sandbox_is_reached_over_its_loopback_and_nothing_el
         assert there.got == []
 
 
-async def test_code_in_a_sandbox_reaches_listed_hosts_and_the_log_says_what_it_tried(kind: str) -> None:
+async def test_code_in_a_sandbox_reaches_listed_hosts_and_the_log_records_its_attempts(kind: str) -> None:
     async with host() as there:
         async with sandbox_of(kind, network=Allow(there.address)).open(1) as sandboxes:
             for _ in range(2):
@@ -96,7 +96,7 @@ async def test_code_in_a_sandbox_reaches_listed_hosts_and_the_log_says_what_it_t
         assert len(there.got) == 2
 
 
-async def test_the_proxy_stands_where_code_cannot_stop_it_or_take_its_place(kind: str) -> None:
+async def test_code_cannot_stop_the_proxy_or_take_its_port(kind: str) -> None:
     code = """
 import os, signal, socket
 taken = []
@@ -163,7 +163,7 @@ for each in held:
     async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as sandboxes:
         async with sandboxes.lease() as sandbox:
             assert isinstance(sandbox, RemoteSandbox)
-            await sandbox.network.end()  # As a reset begins: the code goes on until its processes are ended.
+            await sandbox.network.end()  # Like the start of a reset: the code still runs until it is killed.
             await text(sandbox, code.replace("%s", there.address))
             await sandbox.reset()
             assert sandbox.network.late > 0
@@ -174,7 +174,7 @@ for each in held:
 
 
 async def test_a_port_of_an_episode_is_free_in_the_next(kind: str) -> None:
-    """Without SO_REUSEADDR, and closed by the server's side, which keeps a connection's port longest."""
+    """The server binds without SO_REUSEADDR and closes the connection first, since that side keeps the port longest."""
     serve = """
 import socket, threading
 listener = socket.socket()
@@ -200,8 +200,8 @@ held = socket.create_connection(("127.0.0.1", 8000))
                         await asyncio.to_thread(socket.create_connection(address).close)
 
 
-async def test_no_flow_label_of_an_episode_is_there_in_the_next(kind: str) -> None:
-    """The kernel keeps one for as long as it is asked to, with the 16 bytes of its address, for all of the network."""
+async def test_no_flow_label_of_an_episode_exists_in_the_next(kind: str) -> None:
+    """The kernel keeps a flow label as long as requested, with the 16 bytes of its address, for the whole network."""
     label = "b'SECRET-OF-EP-ONE' + struct.pack('!I', 0x12345) + struct.pack('=BBHHHI', 0, 255, 1, 60, 60, 0)"
     keep = f"""
 import socket, struct
@@ -221,7 +221,7 @@ with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as one:
 
 
 async def test_nothing_that_tcp_measured_in_an_episode_is_known_in_the_next(kind: str) -> None:
-    """The kernel would keep it by address: the times of replies, and what fast open learnt."""
+    """The kernel would store it by address: round-trip times, and TCP Fast Open cookies."""
     settings = "[open(f'/proc/sys/net/ipv4/{name}').read() for name in ('tcp_no_metrics_save', 'tcp_fastopen')]"
     async with sandbox_of(kind, network="loopback").open(1) as sandboxes, sandboxes.lease() as sandbox:
         assert await text(sandbox, settings) == r"['1\n', '0\n']"
@@ -229,7 +229,7 @@ async def test_nothing_that_tcp_measured_in_an_episode_is_known_in_the_next(kind
 
 @contextmanager
 def host_in_a_thread() -> Iterator[tuple[int, threading.Event]]:
-    """A server with a thread of its own: its port, and an event that is set when it is asked."""
+    """Run a server in a separate thread; yield its port and an event that is set on each request."""
     reached = threading.Event()
 
     class Answer(http.server.BaseHTTPRequestHandler):
@@ -251,7 +251,7 @@ def host_in_a_thread() -> Iterator[tuple[int, threading.Event]]:
             serving.join()
 
 
-async def test_the_proxy_serves_while_the_programs_own_loop_is_held_up(kind: str) -> None:
+async def test_the_proxy_serves_while_the_clients_event_loop_is_blocked(kind: str) -> None:
     with host_in_a_thread() as (port, reached):
         address = f"127.0.0.1:{port}"
         async with sandbox_of(kind, network=Allow(address)).open(1) as sandboxes, sandboxes.lease() as sandbox:
@@ -260,7 +260,7 @@ async def test_the_proxy_serves_while_the_programs_own_loop_is_held_up(kind: str
             assert reached.wait(30)
 
 
-async def test_a_port_of_a_sandbox_is_reached_from_this_machine(kind: str) -> None:
+async def test_a_sandbox_port_can_be_reached_from_this_machine(kind: str) -> None:
     async with sandbox_of(kind, network="loopback").open(1) as sandboxes:
         for _ in range(2):
             async with sandboxes.lease() as sandbox:
@@ -274,7 +274,7 @@ async def test_a_port_of_a_sandbox_is_reached_from_this_machine(kind: str) -> No
                     await fetched(address)
 
 
-async def test_a_port_ends_with_the_episode_that_lent_it(kind: str) -> None:
+async def test_a_forwarded_port_closes_when_its_episode_ends(kind: str) -> None:
     async with sandbox_of(kind, network="loopback").open(1) as sandboxes, sandboxes.lease() as sandbox:
         await text(sandbox, SERVE)
         async with sandbox.port(8000) as address:
@@ -284,7 +284,7 @@ async def test_a_port_ends_with_the_episode_that_lent_it(kind: str) -> None:
                 await fetched(address)
 
 
-async def test_a_port_is_lent_once_something_listens_there(kind: str) -> None:
+async def test_a_port_is_forwarded_once_something_listens_there(kind: str) -> None:
     async with sandbox_of(kind, network="loopback").open(1) as sandboxes, sandboxes.lease() as sandbox:
         with pytest.raises(TimeoutError, match=r"nothing listens on port 8000 of the sandbox after 0\.2 s"):
             async with sandbox.port(8000, timeout_s=0.2):
@@ -302,7 +302,7 @@ async def test_a_port_is_lent_once_something_listens_there(kind: str) -> None:
         assert await lending == b"from the sandbox /"
 
 
-async def test_a_sandbox_without_a_network_lends_no_port(kind: str) -> None:
+async def test_a_sandbox_without_a_network_forwards_no_port(kind: str) -> None:
     async with sandbox_of(kind).open(1) as sandboxes, sandboxes.lease() as sandbox:
         with pytest.raises(ValueError, match=r'port: .*network="loopback"'):
             async with sandbox.port(8000):
@@ -312,7 +312,7 @@ async def test_a_sandbox_without_a_network_lends_no_port(kind: str) -> None:
             sandbox.service("db")
 
 
-async def test_networks_leave_no_file_and_no_thread_behind(kind: str) -> None:
+async def test_networks_leave_no_open_file_and_no_thread(kind: str) -> None:
     async with sandbox_of(kind, network=Allow("a.org")).open(1) as sandboxes, sandboxes.lease():
         pass
     before = descriptors()
@@ -345,7 +345,7 @@ async def test_a_sandbox_that_dies_ends_its_network(kind: str) -> None:
 
 
 @pytest.mark.docker
-async def test_gvisor_has_a_loopback_and_hands_out_no_port() -> None:
+async def test_gvisor_has_a_loopback_but_forwards_no_port() -> None:
     make("runsc")
     async with Docker(network="loopback", runtime="runsc").open(1) as sandboxes, sandboxes.lease() as sandbox:
         await text(sandbox, SERVE + FETCH)
@@ -379,7 +379,7 @@ def talk():
 """
 
 
-async def test_hidden_tests_have_a_loopback_of_their_own(kind: str) -> None:
+async def test_hidden_tests_have_their_own_loopback(kind: str) -> None:
     async with sandbox_of(kind, network="loopback").open(1) as sandboxes, sandboxes.lease() as sandbox:
         assert isinstance(sandbox, RemoteSandbox)
         if sandbox.reset_in_place:

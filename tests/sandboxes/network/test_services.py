@@ -1,4 +1,4 @@
-"""Containers beside a sandbox: an app with a database that an agent's tool talks to, from its start to its end."""
+"""Containers next to a sandbox: an app with a database that an agent's tool talks to, from start to end."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ while said != b"end":
 
 
 def program(code: str, **settings: Any) -> Service:
-    """A container of the sandbox's own image that runs this Python."""
+    """Return a service in the sandbox's own image that runs this Python code."""
     return Service(image=default_image(), entrypoint=["python3", "-c", code], **settings)
 
 
@@ -110,13 +110,13 @@ def containers_of(pid: int) -> list[dict[str, Any]]:
 
 
 class Errand(ag.Task):
-    """What is to be bought."""
+    """A task with the name of the item to buy."""
 
     name: str
 
 
 class Buys(ag.ToolEnv[Errand]):
-    """Reward 1 where the shop has sold one of what was asked for, and nothing else."""
+    """An env whose reward is 1 if the shop has sold one of the requested item and nothing else."""
 
     sandbox_spec = with_shop()
 
@@ -192,11 +192,11 @@ async def test_a_sandbox_with_services_may_have_an_allow_list_too() -> None:
             assert [each.host for each in sandbox.requests()] == ["127.0.0.1"]
 
 
-async def test_a_service_that_ends_or_is_not_ready_is_an_error_with_its_last_words() -> None:
+async def test_a_service_that_ends_or_is_not_ready_raises_an_error_with_its_last_output() -> None:
     ends = program(r"print('no such table\n2026-01-01 \x1b[31mforged\r'); raise SystemExit(3)", ready=8000)
     said = r"'db' ended with exit code 3; its last output: no such table\n2026-01-01 \x1b[31mforged"
     async with Docker(network="loopback", services={"db": ends}).open(1) as sandboxes:
-        with pytest.raises(SandboxError, match=re.escape(said)):  # In one line of a log, whatever it wrote.
+        with pytest.raises(SandboxError, match=re.escape(said)):  # One log line, whatever it wrote.
             async with sandboxes.lease():
                 pass
     sleeps = program("print('hm', flush=True); import time; time.sleep(600)", ready=8000, ready_s=1)
@@ -207,7 +207,7 @@ async def test_a_service_that_ends_or_is_not_ready_is_an_error_with_its_last_wor
     assert containers_of(os.getpid()) == []
 
 
-async def test_a_service_that_ended_in_an_episode_still_says_why_and_is_new_in_the_next(
+async def test_a_service_that_ended_in_an_episode_is_reported_and_new_in_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pools, "TEND_S", 0.3)
@@ -215,17 +215,17 @@ async def test_a_service_that_ended_in_an_episode_still_says_why_and_is_new_in_t
         async with sandboxes.lease() as sandbox:
             await asyncio.to_thread(kill_service)
             assert isinstance(sandbox, RemoteSandbox)
-            while sandbox.broken is None:  # noqa: ASYNC110 - until the engine has told of it
+            while sandbox.broken is None:  # noqa: ASYNC110 - until the engine has reported it
                 await asyncio.sleep(0)
             with pytest.raises(SandboxError, match=r"sandbox_lost: the service 'shop' ended .* with exit code 137"):
                 await sandbox.python("1")
-            await wait_until_gone(await asyncio.to_thread(make_leftover))  # By a sweep.
+            await wait_until_gone(await asyncio.to_thread(make_leftover))  # A sweep removes it.
             assert "the shop is open" in await sandbox.service("shop").logs()
         async with sandboxes.lease() as sandbox:
             assert await text(sandbox, BUY) == "204"
 
 
-async def test_a_service_that_ended_unnoticed_is_counted_and_named_at_the_end_of_its_episode(
+async def test_a_service_that_ended_unnoticed_is_counted_and_named_when_its_episode_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def says_nothing(*_: object) -> AsyncIterator[dict[str, Any]]:
@@ -245,13 +245,13 @@ async def test_a_service_that_ended_unnoticed_is_counted_and_named_at_the_end_of
     assert "its last output: the shop is open" in caplog.text
 
 
-async def test_code_that_brings_down_a_service_has_ended_its_sandbox() -> None:
+async def test_code_that_brings_down_a_service_counts_as_ending_its_sandbox() -> None:
     falls = program(ENDS_ON_A_WORD, ready=8000)
     async with Docker(network="loopback", services={"app": falls}).open(1) as sandboxes:
         async with sandboxes.lease() as sandbox:
             assert isinstance(sandbox, RemoteSandbox)
             await sandbox.python("import socket; socket.create_connection(('app', 8000)).sendall(b'end')")
-            while sandbox.broken is None:  # noqa: ASYNC110 - until the engine has told of it
+            while sandbox.broken is None:  # noqa: ASYNC110 - until the engine has reported it
                 await asyncio.sleep(0)
             assert (await sandbox.exec("true")).status == "sandbox_killed"
             with pytest.raises(SandboxKilledError, match="the service 'app' ended in the middle of an episode"):
@@ -260,7 +260,7 @@ async def test_code_that_brings_down_a_service_has_ended_its_sandbox() -> None:
             assert (await sandbox.exec("true")).ok
 
 
-async def test_a_service_that_has_done_its_work_may_end() -> None:
+async def test_a_service_that_finished_its_work_may_exit() -> None:
     async with Docker(network="loopback", services={"fill": program("print('done')")}).open(1) as sandboxes:
         for _ in range(2):
             async with sandboxes.lease() as sandbox:
@@ -274,7 +274,7 @@ async def test_a_service_that_has_done_its_work_may_end() -> None:
 
 
 def make_leftover() -> str:
-    """The name of a container of this run that no sandbox knows."""
+    """Create a container of this run that no sandbox knows, and return its name."""
     labels = {name: text for name, text in containers_of(os.getpid())[0]["Labels"].items() if name != LABEL}
     with client() as there:
         there.create_container(default_image(), ["{}"], name="agentgym-leftover", labels=labels)
@@ -288,14 +288,14 @@ def kill_service() -> None:
         there.wait(found["Id"])
 
 
-async def test_an_image_that_is_missing_is_named_before_any_sandbox_starts() -> None:
+async def test_a_missing_image_is_named_before_any_sandbox_starts() -> None:
     spec = Docker(network="loopback", services={"db": Service(image="agentgym-no-such-image")})
     with pytest.raises(SandboxError, match=r"no image 'agentgym-no-such-image' for 'db': docker pull"):
         async with spec.open(1):
             pass
 
 
-async def test_a_service_is_bounded_and_has_no_rights() -> None:
+async def test_a_service_is_bounded_and_has_no_privileges() -> None:
     code = (
         "import os, socket\n"
         "def tried(work):\n"
@@ -323,7 +323,7 @@ async def test_a_service_is_bounded_and_has_no_rights() -> None:
         ]
 
 
-async def test_services_of_an_engine_elsewhere_are_refused() -> None:
+async def test_services_of_a_remote_engine_are_refused() -> None:
     async with relay() as there, with_shop(hosts=(there.host,)).open(1) as sandboxes:
         with pytest.raises(SandboxError, match=r"services and Allow\(\.\.\.\) need an engine of this machine"):
             async with sandboxes.lease():
@@ -346,7 +346,7 @@ asyncio.run(main())
 
 @contextmanager
 def running_client() -> "Iterator[subprocess.Popen[str]]":
-    """A client in a process group of its own, with two pools that each have a sandbox with a service."""
+    """Run a client in a separate process group, with two pools that each have a sandbox with a service."""
     command = [sys.executable, "-c", CLIENT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
@@ -359,11 +359,11 @@ def running_client() -> "Iterator[subprocess.Popen[str]]":
 
 
 def watchmen_of(pid: int) -> list[int]:
-    """The processes that remove the client's services when it dies."""
+    """Return the processes that remove the client's services when it dies."""
     return [child for child in below(pid) if b"watchman" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-async def test_services_of_a_client_that_was_killed_end_by_themselves() -> None:
+async def test_services_of_a_killed_client_end_by_themselves() -> None:
     with running_client() as process:
         left, watchmen = containers_of(process.pid), watchmen_of(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
@@ -376,7 +376,7 @@ async def test_services_of_a_client_that_was_killed_end_by_themselves() -> None:
         assert tokens.isdisjoint(traces(there))
 
 
-async def test_a_client_that_is_interrupted_removes_its_services_itself_and_leaves_nobody() -> None:
+async def test_an_interrupted_client_removes_its_services_and_leaves_no_process() -> None:
     with running_client() as process:
         watchmen = watchmen_of(process.pid)
         os.killpg(process.pid, signal.SIGINT)
@@ -386,8 +386,8 @@ async def test_a_client_that_is_interrupted_removes_its_services_itself_and_leav
 
 
 @pytest.mark.slow
-async def test_a_client_that_forked_is_missed_all_the_same() -> None:
-    """What it forked holds the watchman's input open."""
+async def test_services_end_with_a_client_that_forked() -> None:
+    """A forked child holds the watchman's input open."""
     with running_client() as process:
         left, watchmen = containers_of(process.pid), watchmen_of(process.pid)
         held = [os.open(f"/proc/{process.pid}/fd/{name}", os.O_WRONLY) for name in pipes_to(process.pid, watchmen)]
@@ -402,14 +402,14 @@ async def test_a_client_that_forked_is_missed_all_the_same() -> None:
 
 
 def pipes_to(pid: int, readers: list[int]) -> list[str]:
-    """The numbers under which a process holds the pipes that are these processes' input."""
+    """Return the descriptor numbers of the process's pipes that are these processes' input."""
     inputs = {Path(f"/proc/{reader}/fd/0").readlink() for reader in readers}
     return [path.name for path in Path(f"/proc/{pid}/fd").iterdir() if path.readlink() in inputs]
 
 
 @pytest.fixture
 def killed() -> int:
-    """The number of a client that was killed with its watchmen while it had sandboxes with services."""
+    """Return the process id of a client that was killed, with its watchmen, while it had sandboxes with services."""
     with running_client() as process:
         for pid in (*watchmen_of(process.pid), process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -418,17 +418,17 @@ def killed() -> int:
 
 
 @pytest.mark.slow
-async def test_what_a_killed_client_left_is_removed_by_gc(killed: int) -> None:
+async def test_containers_of_a_killed_client_are_removed_by_gc(killed: int) -> None:
     left = containers_of(killed)
     assert len(left) == 4
     assert await asyncio.to_thread(gc) == 0
-    for each in left:  # Another client's sweep may be at it.
+    for each in left:  # Another client's sweep may be removing it right now.
         await wait_until_gone(each["Id"])
     assert containers_of(killed) == []
 
 
 @pytest.mark.slow
-async def test_what_a_killed_client_left_is_removed_by_the_next_client(killed: int) -> None:
+async def test_containers_of_a_killed_client_are_removed_by_the_next_client(killed: int) -> None:
     left = containers_of(killed)
     assert len(left) == 4
     async with Docker().open(1):

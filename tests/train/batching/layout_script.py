@@ -1,4 +1,7 @@
-"""What every rank of test_layout_ranks.py runs: one step in each layout, merged and not; metrics and gradients out."""
+"""The script that every rank of test_layout_ranks.py runs: one step per layout, merged and unmerged.
+
+It returns metrics and gradients.
+"""
 
 import pickle
 import sys
@@ -20,7 +23,7 @@ Gradients = list[torch.Tensor]
 
 
 def step(trainer: Trainer, rows: list[Sample]) -> tuple[dict[str, float], Gradients]:
-    """A step's metrics, and the whole gradients that the optimizer was given."""
+    """Return a step's metrics and the whole gradients that the optimizer got."""
     seen: Gradients = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -36,7 +39,7 @@ def step(trainer: Trainer, rows: list[Sample]) -> tuple[dict[str, float], Gradie
 
 
 def steps(model: Path, config: TrainConfig, batches: dict[bool, list[Sample]]) -> dict[Any, Any]:
-    """By layout and whether merged."""
+    """Run one step per layout and merging, and return the results by (layout, merged)."""
     found = {}
     for layout, merged in product(get_args(Layout), batches):
         with Trainer(model, replace(config, layout=layout)) as trainer:

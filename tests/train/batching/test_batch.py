@@ -1,4 +1,4 @@
-"""One left-padded block, no wider than it must be."""
+"""Collating samples into one left-padded block that is no wider than needed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from agentgym.types.sample import Sample
 
 
 def row(prompt: list[int] | int, response: list[int] | int, **fields: Any) -> Sample:
-    """A sample of these ids, or of this many."""
+    """Return a sample with these ids, or with that many."""
     prompt = [1] * prompt if isinstance(prompt, int) else prompt
     response = [2] * response if isinstance(response, int) else response
     defaults: dict[str, Any] = {
@@ -44,14 +44,14 @@ def width(*shapes: tuple[int, int]) -> int:
     return block(collate([row(p, r) for p, r in shapes], pad_id=0)).input_ids_BT.shape[1]
 
 
-def test_rows_are_one_left_padded_block() -> None:
+def test_rows_form_one_left_padded_block() -> None:
     batch = collate([row([1, 2], [10, 11, 12]), row([3, 4, 5, 6], [20, 21])], pad_id=0)
     assert block(batch).input_ids_BT.tolist() == [[0, 1, 2, 10, 11, 12], [3, 4, 5, 6, 20, 21]]
     assert block(batch).attention_BT.int().tolist() == [[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]
     assert block(batch).positions_BT.tolist() == [[0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
 
 
-def test_the_mask_and_the_positions_of_a_block_are_made_of_its_rows_starts() -> None:
+def test_mask_and_positions_of_a_block_are_derived_from_its_rows_starts() -> None:
     inputs = block(collate([row(2, 1), row(4, 2), row(1, 5)], pad_id=0))
     assert inputs.start_B.tolist() == [3, 0, 0]
     arguments = inputs.arguments()
@@ -61,7 +61,7 @@ def test_the_mask_and_the_positions_of_a_block_are_made_of_its_rows_starts() -> 
     assert arguments["position_ids"].tolist() == [[0, 0, 0, 0, 1, 2], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
 
 
-def test_ids_are_narrow_in_the_block_and_wide_for_the_model() -> None:
+def test_ids_are_int32_in_the_block_and_int64_for_the_model() -> None:
     inputs = block(collate([row([1, 2**31 - 1], [3])], pad_id=0))
     assert inputs.input_ids_BT.dtype == torch.int32
     assert inputs.arguments()["input_ids"].dtype == torch.int64
@@ -70,7 +70,7 @@ def test_ids_are_narrow_in_the_block_and_wide_for_the_model() -> None:
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
 @pytest.mark.parametrize("bad", [2**31, 2**32 + 5, -1, -(2**31) - 1])
-def test_what_is_no_id_is_refused_by_its_sample_and_field(bad: int, layout: Layout) -> None:
+def test_an_invalid_id_is_refused_by_its_sample_and_field(bad: int, layout: Layout) -> None:
     sound = row([1], [2])
     with pytest.raises(ValueError, match=f"^samples: rollout 'r', .*: prompt_ids: id {bad} at position 1"):
         collate([sound, row([1, bad], [2])], pad_id=0, layout=layout)
@@ -86,7 +86,7 @@ def test_response_tensors_are_right_aligned() -> None:
     assert batch.weight_B.tolist() == [1.0, 0.5]
 
 
-def test_a_loss_mask_keeps_its_place_at_the_right() -> None:
+def test_a_loss_mask_stays_right_aligned() -> None:
     batch = collate([row(1, 3, loss_mask=[True, True, False]), row(1, 5)], pad_id=0)
     assert batch.loss_mask_BR[0].int().tolist() == [0, 0, 1, 1, 0]
 
@@ -105,7 +105,7 @@ def test_each_row_gets_its_advantage_under_its_own_mask() -> None:
 
 
 def steps(name: str, reward: float, sampled: list[int]) -> Rollout:
-    """A rollout whose turns sample so many tokens, each after one of context."""
+    """Return a rollout whose turns sample that many tokens, each turn after one context token."""
     stops = np.cumsum([n + 1 for n in sampled]).tolist()
     mask = np.ones(stops[-1], np.bool_)
     mask[[stop - n - 1 for stop, n in zip(stops, sampled, strict=True)]] = False
@@ -132,20 +132,20 @@ def steps(name: str, reward: float, sampled: list[int]) -> Rollout:
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
-def test_every_step_of_a_rollout_has_its_advantage_and_not_the_last_ones_mask(layout: Layout) -> None:
+def test_every_step_of_a_rollout_has_its_own_mask_and_advantage(layout: Layout) -> None:
     group = Group(group_id="g", rollouts=(steps("A", 2.0, [4, 1]), steps("B", 0.0, [3, 2])))
     batch = collate(list(build_samples([group], merge=False)), pad_id=0, layout=layout)
     assert batch.advantages_BR.tolist() == [[1, 1, 1, 1], [0, 0, 0, 1], [0, -1, -1, -1], [0, 0, -1, -1]]
 
 
-def test_a_masked_batch_has_its_tokens_and_trains_none() -> None:
+def test_a_masked_batch_has_its_tokens_but_trains_none() -> None:
     batch = collate([row([1, 2], [3])], pad_id=0, masked=True)
     assert block(batch).input_ids_BT.tolist() == [[1, 2, 3]]
     assert not batch.loss_mask_BR.any()
     assert not batch.advantages_BR.any()
 
 
-def test_inputs_are_not_changed_and_not_shared() -> None:
+def test_inputs_are_neither_changed_nor_shared() -> None:
     sample = row([1, 2], [3, 4])
     batch = collate([sample], pad_id=0)
     block(batch).input_ids_BT.zero_()
@@ -154,7 +154,7 @@ def test_inputs_are_not_changed_and_not_shared() -> None:
     assert sample.logprobs.tolist() == [-1, -1]
 
 
-def test_no_samples_cannot_be_collated() -> None:
+def test_an_empty_list_of_samples_cannot_be_collated() -> None:
     with pytest.raises(ValueError, match="nothing to collate"):
         collate([], pad_id=0)
 
@@ -173,7 +173,7 @@ def test_moving_a_batch_keeps_it() -> None:
 
 @st.composite
 def segments(draw: st.DrawFn) -> Segment:
-    """Any segment: turns of at least one token, any context around them, a context at the front."""
+    """Draw any segment: turns of at least one token, any context around them, and context at the front."""
     ids, spans = draw(st.lists(st.integers(1, 500), min_size=1, max_size=5)), []
     for _ in range(draw(st.integers(1, 4))):
         ids += draw(st.lists(st.integers(1, 500), max_size=3))
@@ -205,7 +205,7 @@ def segments(draw: st.DrawFn) -> Segment:
 
 
 def back(batch: Batch, i: int) -> tuple[list[int], list[int], list[float]]:
-    """Row i's ids, and which of them are trained with which log-probability, out of the tensors."""
+    """Return row i's ids, its trained ids and their log-probabilities, read back from the tensors."""
     ids = block(batch).input_ids_BT[i][block(batch).attention_BT[i]].tolist()
     response = batch.loss_mask_BR.shape[1]
     trained = block(batch).input_ids_BT[i, -response:][batch.loss_mask_BR[i]].tolist()
@@ -214,7 +214,7 @@ def back(batch: Batch, i: int) -> tuple[list[int], list[int], list[float]]:
 
 @given(st.lists(segments(), min_size=2, max_size=4), st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_from_segment_to_batch_and_back_the_ids_are_the_same(drawn: list[Segment], merged: bool) -> None:
+def test_ids_are_the_same_from_segment_to_batch_and_back(drawn: list[Segment], merged: bool) -> None:
     rollouts = [
         Rollout(rollout_id=str(i), group_id="g", segments=(s,), reward=float(i), stop_reason="done")
         for i, s in enumerate(drawn)

@@ -1,4 +1,4 @@
-"""Two and four processes have the gradient of one, in every layout. The processes are real: torchrun, gloo, FSDP2."""
+"""Two and four processes compute the gradient of one, in every layout, on real processes: torchrun, gloo, FSDP2."""
 
 import importlib.util
 import pickle
@@ -18,14 +18,14 @@ SCRIPT = Path(__file__).with_name("layout_script.py")
 
 
 def run(ranks: int, work: Any, folder: Path) -> dict[Any, Any]:
-    """What the script finds on so many processes."""
+    """Return the script's results on that many processes."""
     run_on_ranks(SCRIPT, work, folder, ranks=ranks)
     found: dict[Any, Any] = pickle.loads((folder / "out").read_bytes())
     return found
 
 
 def alone(work: Any) -> dict[Any, Any]:
-    """What it finds on this one."""
+    """Return the script's results in this process."""
     spec = importlib.util.spec_from_file_location("layout_script", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -37,7 +37,7 @@ def alone(work: Any) -> dict[Any, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_have_the_gradient_of_one_process_in_every_layout(
+def test_ranks_compute_the_gradient_of_one_process_in_every_layout(
     ranks: int, tiny_model: Path, grown: Callable[..., list[Group]], tmp_path: Path
 ) -> None:
     groups = grown(5)

@@ -1,4 +1,4 @@
-"""Loss and gradient do not depend on the layout, the merging or the size of a micro-batch."""
+"""Loss and gradient do not depend on the layout, the merging or the micro-batch size."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,13 +30,13 @@ STATS = ("loss", "grad_norm", "kl", "entropy", "clip_fraction", "logprob_gap", "
 
 @pytest.fixture(scope="module")
 def config() -> TrainConfig:
-    """No learning, so that a trainer can be asked for the same gradient again and again."""
+    """Return a config with learning rate 0, so that a trainer computes the same gradient repeatedly."""
     return TrainConfig(lora_rank=4, lora_alpha=8, lr=0.0, loss_agg="rollout", grad_clip=1e9, device="cpu")
 
 
 @contextmanager
 def opened(model: Path, config: TrainConfig) -> Iterator[Trainer]:
-    """A trainer whose adapter is not the one that changes nothing."""
+    """Open a trainer whose adapter has nonzero B matrices."""
     with Trainer(model, config) as trainer:
         generator = torch.Generator().manual_seed(2)
         for name, weight in trainer._open_now.learner.policy.named_parameters():
@@ -47,7 +47,7 @@ def opened(model: Path, config: TrainConfig) -> Iterator[Trainer]:
 
 @pytest.fixture(scope="module")
 def trainers(tiny_model: Path, config: TrainConfig) -> Iterator[dict[Any, Trainer]]:
-    """One per layout and size of a micro-batch."""
+    """Yield one trainer per layout and micro-batch size."""
     with ExitStack() as stack:
         yield {
             (layout, tokens): stack.enter_context(
@@ -58,7 +58,7 @@ def trainers(tiny_model: Path, config: TrainConfig) -> Iterator[dict[Any, Traine
 
 
 def step(trainer: Trainer, rows: Sequence[Sample]) -> tuple[dict[str, float], Tensor]:
-    """A step's metrics, and its gradient as one vector."""
+    """Return a step's metrics, and its gradient as one vector."""
     seen: list[Tensor] = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -74,12 +74,12 @@ def step(trainer: Trainer, rows: Sequence[Sample]) -> tuple[dict[str, float], Te
     return stats, gradient
 
 
-# Not shrunk: every try is a dozen steps.
+# Without shrinking: every attempt is a dozen steps.
 thorough = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
 
 
 def on_an_edge(trainer: Trainer, rows: Sequence[Sample]) -> bool:
-    """Whether a probability ratio is so near to a clip that rounding decides whether its token has a gradient."""
+    """Return whether a probability ratio is so close to a clip that rounding decides about its token's gradient."""
     for row in rows:
         ids = np.concatenate([row.prompt_ids, row.response_ids]).tolist()
         policy = np.asarray(trainer.score(ids, sampling=Sampling()))[-len(row.response_ids) :]
@@ -128,7 +128,7 @@ def test_sixty_larger_trees_give_the_same_loss_and_gradient_too(
     assert_all_same(trainers, grown(lambda low, high: data.draw(st.integers(low, high)), groups=3, size=4))
 
 
-def test_a_ratio_on_a_clip_is_seen(trainers: dict[Any, Trainer], grown: Grown) -> None:
+def test_a_ratio_at_a_clip_edge_is_detected(trainers: dict[Any, Trainer], grown: Grown) -> None:
     trainer = trainers["padded", None]
     (row, *_) = build_samples(grown(1))
     ids = np.concatenate([row.prompt_ids, row.response_ids]).tolist()
@@ -138,7 +138,9 @@ def test_a_ratio_on_a_clip_is_seen(trainers: dict[Any, Trainer], grown: Grown) -
     assert not on_an_edge(trainer, [replace(row, logprobs=policy)])
 
 
-def test_a_row_has_no_padding_and_a_tree_each_token_once(trainers: dict[Any, Trainer], grown: Grown) -> None:
+def test_packed_rows_have_no_padding_and_a_tree_computes_each_token_once(
+    trainers: dict[Any, Trainer], grown: Grown
+) -> None:
     rows = list(build_samples(grown(1), merge=False))
     stats = {layout: trainers[layout, None].train(rows) for layout in LAYOUTS}
     real, block = sum(map(len, rows)), len(rows) * max(map(len, rows))
@@ -154,7 +156,7 @@ def test_a_score_is_the_same_in_every_layout(trainers: dict[Any, Trainer]) -> No
         np.testing.assert_allclose(score, scores[0], atol=1e-5)
 
 
-def test_what_two_samples_train_alike_is_computed_once(grown: Grown) -> None:
+def test_tokens_shared_by_two_samples_are_computed_once(grown: Grown) -> None:
     (row, *_) = build_samples(grown(1))
     twin = replace(row, rollout_id="twin")
     batch = collate([row, twin], pad_id=0, layout="tree")
@@ -176,7 +178,7 @@ def test_the_gradient_of_a_shared_token_is_the_sum_of_its_samples() -> None:
 
 
 def three_that_share() -> list[Sample]:
-    """Responses 4 5, 4 5 6 and 7 to one prompt."""
+    """Return samples with responses 4 5, 4 5 6 and 7 to one prompt."""
     return [
         Sample(
             group_id="g",
@@ -206,7 +208,7 @@ PACKED = [[2, 3, 4, 5, 2, 3, 4, 5, 6, 2, 3, 7]]
         ("tree", [[2, 3, 4, 5, 6, 7]], [0, 1, 2, 3, 4, 2], [1, 2, 3, 1], [4, 5, 6, 7], [0, 1, 0, 1, 2, 3]),
     ],
 )
-def test_which_state_predicts_which_token(
+def test_hidden_states_are_mapped_to_the_tokens_they_predict(
     layout: Layout, ids: Any, positions: Any, source: Any, target: Any, place: Any
 ) -> None:
     inputs = collate(three_that_share(), pad_id=0, layout=layout).inputs
@@ -219,7 +221,7 @@ def test_which_state_predicts_which_token(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_masked_batch_computes_its_tokens_and_trains_none(layout: Layout) -> None:
+def test_a_masked_batch_computes_its_tokens_but_trains_none(layout: Layout) -> None:
     batch = collate(three_that_share(), pad_id=0, layout=layout, masked=True)
     assert batch.inputs.input_ids_BT.numel() >= 6
     assert batch.inputs.source_N.numel() == 0
@@ -227,19 +229,19 @@ def test_a_masked_batch_computes_its_tokens_and_trains_none(layout: Layout) -> N
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_tensors_of_the_loss_are_the_same_in_every_layout(layout: Layout, grown: Grown) -> None:
+def test_loss_tensors_are_the_same_in_every_layout(layout: Layout, grown: Grown) -> None:
     rows = list(build_samples(grown(4), merge=False))
     mine, padded = collate(rows, pad_id=0, layout=layout), collate(rows, pad_id=0)
     for name in ("loss_mask_BR", "logprobs_BR", "advantages_BR", "weight_B"):
         assert torch.equal(getattr(mine, name), getattr(padded, name))
 
 
-def test_a_row_moves_to_a_device_and_keeps_what_it_holds() -> None:
+def test_a_packed_row_keeps_its_content_when_moved_to_a_device() -> None:
     inputs = collate(three_that_share(), pad_id=0, layout="tree").to("cpu").inputs
     assert isinstance(inputs, PackedInputs)
     assert (inputs.tokens, inputs.end_T.tolist()) == (6, [6, 6, 5, 5, 5, 6])
 
 
-def test_a_layout_that_is_none_is_refused() -> None:
+def test_an_unknown_layout_is_refused() -> None:
     with pytest.raises(ValueError, match="layout: expected padded, packed or tree, got 'ragged'"):
         collate(three_that_share(), pad_id=0, layout="ragged")  # type: ignore[arg-type]

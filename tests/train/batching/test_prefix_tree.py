@@ -1,4 +1,4 @@
-"""A prefix tree holds each shared prefix once, and gives every sample its own tokens back."""
+"""A prefix tree stores each shared prefix once and returns each sample's own tokens."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -44,13 +44,13 @@ some_samples = st.lists(st.builds(sample, ids, ids), min_size=1, max_size=9)
 
 
 def prefixes(samples: Sequence[Sample]) -> set[tuple[int, ...]]:
-    """The tree by its definition: every prefix of every sample."""
+    """Return the tree by its definition: every prefix of every sample."""
     whole = [(*row.prompt_ids.tolist(), *row.response_ids.tolist()) for row in samples]
     return {ids[: n + 1] for ids in whole for n in range(len(ids))}
 
 
 def history(tree: PrefixTree, node: int) -> list[int]:
-    """The ids from a root to the node, by the parents."""
+    """Return the ids from a root to the node by following the parents."""
     found = []
     while node >= 0:
         found.append(int(tree.token_ids_T[node]))
@@ -58,7 +58,7 @@ def history(tree: PrefixTree, node: int) -> list[int]:
     return found[::-1]
 
 
-def test_the_drawn_tree() -> None:
+def test_a_small_prefix_tree_by_hand() -> None:
     samples = [sample([10, 10], [1, 2]), sample([10, 10], [1, 3, 4]), sample([20], [5])]
     tree = build_prefix_tree(samples)
     assert tree.token_ids_T.tolist() == [10, 10, 1, 2, 3, 4, 20, 5]
@@ -68,7 +68,7 @@ def test_the_drawn_tree() -> None:
     assert tree.responses.tolist() == [2, 3, 2, 4, 5, 7]
 
 
-def test_packed_samples_stand_side_by_side_with_positions_of_their_own() -> None:
+def test_packed_samples_are_side_by_side_with_separate_positions() -> None:
     tree = pack([sample([1], [2, 3]), sample([1], [2])])
     assert tree.token_ids_T.tolist() == [1, 2, 3, 1, 2]
     assert tree.depth_T.tolist() == [0, 1, 2, 0, 1]
@@ -102,23 +102,21 @@ def test_every_response_token_has_its_samples_own_history(
 @pytest.mark.parametrize("build", [build_prefix_tree, pack])
 @given(samples=some_samples)
 @settings(max_examples=100, deadline=None)
-def test_a_node_sees_its_ancestors_and_itself_and_nothing_else(
-    build: Callable[..., PrefixTree], samples: list[Sample]
-) -> None:
+def test_a_node_sees_only_its_ancestors_and_itself(build: Callable[..., PrefixTree], samples: list[Sample]) -> None:
     tree = build(samples)
     for query in range(len(tree)):
         seen = [key for key in range(query + 1) if query < tree.end_T[key]]
         assert tree.token_ids_T[seen].tolist() == history(tree, query)
 
 
-def test_rollouts_turns_and_forks_share(grown: Grown) -> None:
+def test_rollouts_turns_and_forks_share_prefixes(grown: Grown) -> None:
     samples = list(build_samples(grown(3), merge=False))
     assert unique_tokens(samples) < 0.6 * sum(map(len, samples))
 
 
 @given(some_samples, st.integers(1, 20))
 @settings(max_examples=100, deadline=None)
-def test_cuts_hold_the_budget_and_lose_no_sample(samples: list[Sample], budget: int) -> None:
+def test_cuts_respect_the_budget_and_lose_no_sample(samples: list[Sample], budget: int) -> None:
     order = sort_samples(samples)
     parts = [order.indices[start:stop] for start, stop in order.cuts(budget)]
     assert sorted(i for part in parts for i in part.tolist()) == list(range(len(samples)))
@@ -127,7 +125,7 @@ def test_cuts_hold_the_budget_and_lose_no_sample(samples: list[Sample], budget: 
 
 
 def repeated(order: SortedSamples, starts: Sequence[int]) -> tuple[int, int]:
-    """Number of tokens that trees which begin at these samples compute twice, and number of trees."""
+    """Return the number of tokens computed twice by trees that start at these samples, and the number of trees."""
     return int(order.shared[list(starts)].sum()), len(starts)
 
 
@@ -144,7 +142,7 @@ def test_no_other_cut_of_neighbors_repeats_fewer_tokens(samples: list[Sample], b
     assert repeated(order, [start for start, _ in order.cuts(budget)]) == best
 
 
-def test_turns_of_a_rollout_are_not_cut_apart_where_rollouts_can_be() -> None:
+def test_a_cut_falls_between_rollouts_rather_than_between_their_turns() -> None:
     prompt = [7] * 4
     first = [sample(prompt, [1] * 4), sample(prompt + [1] * 4, [2] * 4)]
     second = [sample(prompt, [3] * 4), sample(prompt + [3] * 4, [4] * 4)]

@@ -1,4 +1,4 @@
-"""Log-probabilities by tiles are those of the whole softmax, and the whole softmax is never there."""
+"""Log-probabilities computed in tiles equal those of the whole softmax, which is never stored."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -23,17 +23,17 @@ from agentgym.train.policy.model import PolicyModel, load_policy
 from agentgym.types.rollout import Group
 
 N, H, V = 520, 24, 2100
-"""More tokens and more vocabulary than a tile has."""
+"""More tokens and a larger vocabulary than one tile holds."""
 
 
 def dense(states: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, temperature: float) -> tuple[Tensor, ...]:
-    """The definition, with all N x V logits."""
+    """Compute the definition with all N x V logits."""
     log_p = torch.log_softmax(head(states) / temperature, -1)
     return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1).detach()
 
 
 def case(*, bias: bool = False, deviation: float = 1.0, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
-    """States, output layer, targets and what comes back to each log-probability."""
+    """Return hidden states, output layer, targets and the upstream gradient of each log-probability."""
     torch.manual_seed(0)
     head = nn.Linear(H, V, bias=bias, dtype=dtype)
     nn.init.normal_(head.weight, std=deviation)
@@ -53,7 +53,7 @@ def tiled(states: Tensor, head: Any, targets: Tensor, temperature: float) -> tup
 
 
 def called(states: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The same by a head of which nothing is known."""
+    """Compute the same with an opaque output layer."""
     return token_logprobs(states, nn.Sequential(head), targets, temperature=temperature)
 
 
@@ -64,7 +64,7 @@ def relative(got: Tensor, true: Tensor) -> float:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("deviation", "limit"), [(0.02, 3e-6), (1.0, 3e-6), (10.0, 3e-5)])
-def test_values_and_gradients_are_those_of_the_whole_softmax(
+def test_values_and_gradients_equal_those_of_the_whole_softmax(
     bias: bool, temperature: float, deviation: float, limit: float
 ) -> None:
     states, head, targets, upstream = case(bias=bias, deviation=deviation)
@@ -81,7 +81,7 @@ def test_values_and_gradients_are_those_of_the_whole_softmax(
 
 
 def test_two_tokens_by_hand() -> None:
-    """At temperature 0.5 the logits 1 0 and 0 2 are 2 0 and 0 4."""
+    """At temperature 0.5, the logits (1, 0) and (0, 2) become (2, 0) and (0, 4)."""
     head = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         head.weight.copy_(torch.eye(2))
@@ -93,7 +93,7 @@ def test_two_tokens_by_hand() -> None:
         assert float(entropy[0]) == pytest.approx(-(p * math.log(p) + (1 - p) * math.log(1 - p)), rel=1e-5)
 
 
-def test_temperature_zero_is_scored_as_one() -> None:
+def test_temperature_zero_is_scored_as_temperature_one() -> None:
     states, head, targets, _ = case()
     assert torch.equal(tiled(states, head, targets, 0.0)[0], tiled(states, head, targets, 1.0)[0])
 
@@ -131,7 +131,7 @@ def test_autocast_rounds_nothing() -> None:
 
 
 class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The number of elements of the largest tensor that any operation makes."""
+    """Records the number of elements of the largest tensor that any operation creates."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -168,7 +168,7 @@ def test_a_frozen_output_layer_is_multiplied_twice_and_a_trained_one_four_times(
 
 
 class Known:
-    """What will come back to each log-probability, said truly or not, of the tokens that are possible."""
+    """Announces the upstream gradient of each log-probability of the possible tokens, correctly or not."""
 
     def __init__(self, upstream: Tensor, possible: Tensor | None = None) -> None:
         self.upstream, self.asked = upstream, 0
@@ -207,7 +207,7 @@ SHARE = int(SOME.sum()) / N
         (True, lambda u: Known(u * SOME, SOME), lambda u: u * SOME, 1 + SHARE),
     ],
 )
-def test_a_gradient_that_is_known_in_advance_takes_three_multiplications_and_none_for_tokens_without_one(
+def test_a_gradient_known_in_advance_takes_three_multiplications_for_its_tokens(
     frozen: bool, known: Any, back: Any, times: float
 ) -> None:
     states, head, targets, upstream = case()
@@ -233,7 +233,7 @@ def test_a_gradient_that_is_known_in_advance_takes_three_multiplications_and_non
     ],
     ids=["true", "some are not expected", "some are not possible", "wrong", "nothing"],
 )
-def test_gradients_are_the_same_whatever_is_said_to_come_back(
+def test_gradients_are_the_same_whatever_upstream_gradient_is_announced(
     bias: bool, logits: LogitMap, dtype: torch.dtype, known: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear_head, "kept_rows", lambda _: 200)
@@ -247,7 +247,7 @@ def test_gradients_are_the_same_whatever_is_said_to_come_back(
             assert relative(mine, true) < (3e-6 if dtype == torch.float32 else 8e-3)
 
 
-def test_a_known_gradient_changes_neither_log_probabilities_nor_entropies() -> None:
+def test_a_known_upstream_gradient_changes_neither_logprobs_nor_entropies() -> None:
     states, head, targets, upstream = case()
     got = token_logprobs(states, head, targets, upstream=Known(upstream, SOME))
     for mine, true in zip(got, token_logprobs(states, head, targets), strict=True):
@@ -262,7 +262,7 @@ def test_a_second_backward_finds_the_same_gradient() -> None:
         assert relative(mine, true) < 3e-6
 
 
-def test_scoring_without_a_gradient_multiplies_once_and_finds_the_same() -> None:
+def test_scoring_without_a_gradient_multiplies_once_and_gives_the_same_result() -> None:
     states, head, targets, _ = case()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         logprobs, entropy = token_logprobs(states, head, targets)
@@ -273,7 +273,7 @@ def test_scoring_without_a_gradient_multiplies_once_and_finds_the_same() -> None
     assert torch.equal(entropy, with_gradient[1])
 
 
-def test_the_entropy_is_left_out_where_it_is_not_asked_for_and_never_has_a_gradient() -> None:
+def test_the_entropy_is_omitted_unless_requested_and_never_has_a_gradient() -> None:
     states, head, targets, _ = case()
     logprobs, entropy = token_logprobs(states, head, targets)
     bare, none = token_logprobs(states, head, targets, entropy=False)
@@ -284,7 +284,7 @@ def test_the_entropy_is_left_out_where_it_is_not_asked_for_and_never_has_a_gradi
 
 
 @pytest.mark.parametrize("head", [nn.Linear(H, V), nn.Sequential(nn.Linear(H, V))])
-def test_no_token_has_no_log_probability_and_a_gradient_of_zero(head: nn.Module) -> None:
+def test_no_tokens_give_no_logprobs_and_a_gradient_of_zero(head: nn.Module) -> None:
     hidden = torch.randn(2, H, requires_grad=True)
     logprobs, entropy = token_logprobs(hidden[:0], head, torch.zeros(0, dtype=torch.long))
     assert logprobs.shape == entropy.shape == (0,)
@@ -304,14 +304,14 @@ def test_an_output_layer_that_does_more_than_multiply_is_called() -> None:
         assert relative(mine, true) < 1e-5
 
 
-def test_the_temperature_is_1_unless_another_is_given_and_divides_the_logits() -> None:
+def test_the_temperature_divides_the_logits_and_defaults_to_1() -> None:
     states, head, targets, _ = case()
     for got, temperature in ((token_logprobs(states, head, targets), 1.0), (tiled(states, head, targets, 2.0), 2.0)):
         for mine, true in zip(got, dense(states, head, targets, temperature), strict=True):
             assert relative(mine, true) < 1e-5
 
 
-def test_a_called_output_layer_holds_a_chunk_of_logits_at_once() -> None:
+def test_a_called_output_layer_computes_one_chunk_of_logits_at_a_time() -> None:
     states, head, targets, upstream = case()
     with Largest() as largest:
         gradients(called, states, head, targets, upstream, 1.0)
@@ -338,7 +338,7 @@ def one_rank() -> Iterator[None]:
 
 
 def trained_head(path: Path) -> PolicyModel:
-    """A policy whose output layer is trained too; it is the embedding, so a second gradient meets its own."""
+    """Return a policy with a trained output layer, which is the embedding too, so that it gets two gradients."""
     policy = load_policy(path, dtype=torch.float32, rank=4, alpha=8, seed=1)
     policy.causal.get_output_embeddings().weight.requires_grad_(True)
     return policy

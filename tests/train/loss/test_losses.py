@@ -1,4 +1,4 @@
-"""The loss by hand, and its indifference to how the batch was cut."""
+"""The loss by hand, and its independence of how the batch is split."""
 
 import math
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def test_the_token_mean_counts_trained_tokens_only() -> None:
     assert float(weighted_sum(values, mask, torch.ones(2), "token") / 5) == pytest.approx(3.6)
 
 
-def test_two_micro_batches_are_divided_by_the_denominator_of_both() -> None:
+def test_two_micro_batches_are_divided_by_their_common_denominator() -> None:
     parts = [torch.full((1, 100), 2.0), torch.full((1, 900), 0.5)]
     sums = [weighted_sum(part, torch.ones_like(part).bool(), torch.ones(1), "token") / 1000 for part in parts]
     assert float(sum(sums)) == pytest.approx(0.65)  # the mean of the two means would be 1.25
@@ -80,7 +80,7 @@ def test_the_sample_mean_gives_each_sample_the_same_weight() -> None:
     assert float(weighted_sum(values, mask, torch.tensor([0.1, 0.9]), "sample") / 2) == pytest.approx(3.0)
 
 
-def test_the_rollout_mean_gives_a_rollout_the_same_weight_however_many_samples_it_has() -> None:
+def test_the_rollout_mean_weighs_rollouts_equally_however_many_samples_they_have() -> None:
     # Rollout A: three tokens of 2, 2 and 8 in two samples, mean 4. Rollout B: one token of 10.
     values = torch.tensor([[2.0, 2], [0, 8], [0, 10]])
     mask = torch.tensor([[1, 1], [0, 1], [0, 1]]).bool()
@@ -88,7 +88,7 @@ def test_the_rollout_mean_gives_a_rollout_the_same_weight_however_many_samples_i
     assert float(weighted_sum(values, mask, weight, "rollout") / 2) == pytest.approx(7.0)
 
 
-def test_the_denominator_counts_only_what_is_trained() -> None:
+def test_the_denominator_counts_only_trained_tokens_and_samples() -> None:
     rows = [one_row([0] * 3, [1] * 3, [1, 0, 1]), one_row([0] * 2, [1] * 2, [0, 0]), one_row([0], [1], [1], weight=0.5)]
     assert denominator(rows, "token") == 3
     assert denominator(rows, "sample") == 2
@@ -120,7 +120,7 @@ def test_a_clipped_token_has_no_gradient() -> None:
     assert logprobs.grad.tolist() == [[-1.0, 0.0, 0.0]]
 
 
-def test_a_masked_column_has_no_part_whatever_stands_in_it() -> None:
+def test_a_masked_column_is_ignored_whatever_its_value() -> None:
     batch = collate([one_row([-1.0, 0.0], [2, 0], [1, 0])], pad_id=0)
     logprobs = torch.tensor([[-1.0, 1e30]], requires_grad=True)
     loss = clipped(logprobs, batch)
@@ -142,7 +142,7 @@ def test_the_metrics_by_hand() -> None:
 
 
 @pytest.mark.parametrize("dual_clip", [None, 3.0])
-def test_a_token_without_an_advantage_is_stopped_by_no_clip(dual_clip: float | None) -> None:
+def test_a_token_with_zero_advantage_is_never_clipped(dual_clip: float | None) -> None:
     batch = collate([one_row([-9.0, -1.0], [0, 0], [1, 1])], pad_id=0)
     logprobs = torch.tensor([[-1.0, -9.0]])
     config = TrainConfig(dual_clip=dual_clip)
@@ -150,14 +150,14 @@ def test_a_token_without_an_advantage_is_stopped_by_no_clip(dual_clip: float | N
 
 
 @pytest.mark.parametrize("loss", ["ppo", "cispo", "gspo"])
-def test_a_token_at_the_edge_of_the_clip_is_not_stopped(loss: Any) -> None:
+def test_a_token_at_the_edge_of_the_clip_is_not_clipped(loss: Any) -> None:
     batch = collate([one_row([-1.0, -1.0], [1, -1], [1, 1])], pad_id=0)
     logprobs = torch.tensor([[-1.0, -1.0]])  # both ratios are 1
     config = TrainConfig(loss=loss, clip_eps_low=0.0, clip_eps_high=0.0)
     assert policy_loss(logprobs, logprobs, batch, config, denominator=1.0)[1].clipped == 0
 
 
-def test_dual_clip_leaves_a_good_token_as_it_is_however_little_good_it_is() -> None:
+def test_dual_clip_leaves_tokens_with_positive_advantage_unchanged() -> None:
     batch = collate([one_row([-1.0, -1.0], [0.5, 0.01], [1, 1])], pad_id=0)
     logprobs = torch.tensor([[-0.9, -0.1]])
     plain, dual = (
@@ -188,8 +188,8 @@ LOSSES = [
 @pytest.mark.parametrize(
     "config", LOSSES, ids=lambda c: c.importance_sampling if c.importance_sampling != "none" else c.loss
 )
-def test_a_ratio_beyond_float32_is_stopped_by_the_clip_and_spoils_nothing(config: TrainConfig) -> None:
-    # Both rows are of good tokens; under dual_clip the second is bad, and the bound stops it.
+def test_a_ratio_beyond_float32_is_clipped_and_stays_finite(config: TrainConfig) -> None:
+    # Both rows have good tokens; under dual_clip the second is bad, and the bound stops it.
     batch = collate(
         [one_row([-300.0], [1], [1]), one_row([-300.0], [1 if config.dual_clip is None else -1], [1])], pad_id=0
     )
@@ -203,7 +203,7 @@ def test_a_ratio_beyond_float32_is_stopped_by_the_clip_and_spoils_nothing(config
     assert (sums.clipped if config.importance_sampling == "none" else sums.corrected) == 2
 
 
-def test_the_bound_of_the_ratio_changes_none_that_float32_holds() -> None:
+def test_the_bound_on_ratios_changes_none_that_float32_can_hold() -> None:
     largest = torch.tensor(LARGEST_LOG_RATIO)
     assert torch.isfinite(largest.exp())
     assert torch.isinf((largest + 0.01).exp())
@@ -235,11 +235,11 @@ def test_a_sequences_weight_is_the_product_of_its_tokens(importance_sampling: Im
 
 
 @pytest.mark.parametrize("importance_sampling", ["token_mask", "sequence_mask", "geometric_mask"])
-def test_a_mask_drops_what_has_become_too_rare_as_well(importance_sampling: ImportanceSampling) -> None:
+def test_a_mask_also_drops_tokens_that_became_too_rare(importance_sampling: ImportanceSampling) -> None:
     assert weights_of([[-0.8]], importance_sampling, 2.0).tolist() == [[0.0]]
 
 
-def test_the_geometric_mean_is_of_the_trained_tokens_and_does_not_grow_with_their_number() -> None:
+def test_the_geometric_mean_covers_trained_tokens_and_does_not_grow_with_their_number() -> None:
     log_ratio, mask = torch.tensor([[0.0, 0.9], [0.6, 0.6]]), torch.tensor([[False, True], [True, True]])
     weights = importance_weights(log_ratio, mask, importance_sampling="geometric_mask", cap=2.0)  # log 2 = 0.69
     assert weights[0].tolist() == [0, 0]
@@ -275,7 +275,7 @@ def test_truncated_and_masked_tokens_are_counted() -> None:
     assert metrics(logprobs + 1, logprobs, batch, importance_sampling="geometric_mask").corrected == 3
 
 
-def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
+def test_on_policy_all_corrections_equal_the_plain_gradient() -> None:
     batch = collate([one_row([-1.0] * 3, [1, -1, 2], [1, 1, 1])], pad_id=0)
     corrections: list[ImportanceSampling] = ["none", *WEIGHTS]
     for importance_sampling in corrections:
@@ -287,7 +287,7 @@ def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
         assert logprobs.grad.tolist() == [[-1.0, 1.0, -2.0]]
 
 
-# The gradient does not depend on how the batch was cut
+# The gradient does not depend on how the batch is split
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +301,7 @@ def policy(tiny_model: Path) -> PolicyModel:
 
 
 def gradient(policy: PolicyModel, rows: list[Sample], loss_agg: LossAgg, size: int, pad_id: int = 0) -> Tensor:
-    """The whole gradient as one vector, by micro-batches of `size` rows."""
+    """Return the whole gradient as one vector, computed in micro-batches of `size` rows."""
     policy.zero_grad()
     total = denominator(rows, loss_agg)
     for start in range(0, len(rows), size):

@@ -1,4 +1,4 @@
-"""Losses by hand and by plain autograd, and their indifference to how the mini-batch was cut."""
+"""Losses by hand and by plain autograd, and their independence of how the mini-batch is split."""
 
 import math
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def row(advantages: list[float], mask: list[int] | None = None, *, name: str = "
 
 
 def terms(ratios: list[list[float]], batch: Batch, **settings: Any) -> tuple[float, list[list[float]]]:
-    """The loss at these probability ratios, summed over trained tokens, and its gradient by the log-probabilities."""
+    """Return the loss at these probability ratios, summed over trained tokens, and its gradient by the logprobs."""
     logprobs = torch.tensor([[math.log(r) + OLD for r in one] for one in ratios], requires_grad=True)
     loss, _ = policy_loss(logprobs, torch.zeros_like(logprobs), batch, TrainConfig(**settings), denominator=1.0)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -56,14 +56,14 @@ def terms(ratios: list[list[float]], batch: Batch, **settings: Any) -> tuple[flo
 # By hand
 
 
-def test_clip_higher_lets_a_good_token_rise_further_than_a_bad_one_falls() -> None:
+def test_clip_higher_lets_good_tokens_rise_further_than_bad_ones_fall() -> None:
     batch = collate([row([1, 1, -1])], pad_id=0)
     loss, gradient = terms([[1.25, 1.5, 0.75]], batch, clip_eps_high=0.28)
     assert loss == pytest.approx(-(1.25 + 1.28 - 0.8))
     assert gradient[0] == pytest.approx([-1.25, 0, 0])
 
 
-def test_dual_clip_bounds_what_a_bad_token_that_became_likely_weighs() -> None:
+def test_dual_clip_bounds_the_weight_of_a_bad_token_that_became_likely() -> None:
     batch = collate([row([-2, -2, 1])], pad_id=0)
     loss, gradient = terms([[2.5, 5, 5]], batch, dual_clip=3.0)
     assert loss == pytest.approx(2 * 2.5 + 2 * 3 - 1.2)
@@ -79,15 +79,15 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient_of_every_token() -> None:
     assert gradient[0] == pytest.approx(expected, rel=1e-6)
 
 
-def test_gspo_takes_the_geometric_mean_of_the_segments_ratios() -> None:
-    # sqrt(1.44 * 1) = 1.2 and sqrt(4 * 1) = 2, the second is clipped at 1.5; the masked column has no part.
+def test_gspo_uses_the_geometric_mean_of_the_segments_ratios() -> None:
+    # sqrt(1.44 * 1) = 1.2 and sqrt(4 * 1) = 2; the second is clipped at 1.5, and the masked column is ignored.
     batch = collate([row([1, 1, 9], [1, 1, 0]), row([2, 2])], pad_id=0)
     loss, gradient = terms([[1.44, 1, 1e30], [0.5, 4, 1]], batch, loss="gspo", clip_eps_high=0.5)
     assert loss == pytest.approx(-(1.2 + 1.2 + 2 * 1.5 + 2 * 1.5))
     assert gradient == [pytest.approx([-1.2, -1.2, 0]), pytest.approx([0, 0, 0])]
 
 
-def test_gspo_of_a_rollout_takes_the_mean_over_all_of_its_rows() -> None:
+def test_gspo_rollout_uses_the_mean_over_all_rows_of_a_rollout() -> None:
     rows = [row([1, 1], name="a"), row([1], name="a"), row([1], name="b")]
     batch = collate(rows, pad_id=0)
     logprobs = torch.tensor([[1.0, 0.5], [0.0, 0.0], [0.0, 0.25]]) + OLD
@@ -109,7 +109,7 @@ def test_a_divergence_by_hand(estimator: Divergence, value: float, gradient: flo
 
 
 @pytest.mark.parametrize("below", [21.0, 60.0, 89.0, 1000.0])
-def test_far_below_the_reference_k3_keeps_the_gradient_of_its_bound(below: float) -> None:
+def test_far_below_the_reference_k3_keeps_the_gradient_at_its_bound(below: float) -> None:
     logprobs = torch.tensor([[-below, -20.0, 0.0]], requires_grad=True)
     kl = divergence(logprobs, torch.zeros(1, 3), torch.ones(1, 3).bool(), estimator="k3")
     kl.sum().backward()  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ def test_far_below_the_reference_k3_keeps_the_gradient_of_its_bound(below: float
     assert kl.tolist() == [pytest.approx([at_bound + (below - 20) * -steepest, at_bound, 0.0], rel=1e-6)]
 
 
-def test_k1_and_k2_have_the_gradient_of_the_divergence_on_policy_and_k3_has_not() -> None:
+def test_k1_and_k2_have_the_gradient_of_the_divergence_on_policy_but_k3_does_not() -> None:
     reference = torch.tensor([0.2, 0.3, 0.5]).log()
 
     def gradient(by: Callable[[Tensor], Tensor]) -> Tensor:
@@ -159,7 +159,7 @@ def test_clipped_tokens_are_counted_by_every_loss() -> None:
 
 
 def plain(name: str, logprobs: Tensor, rows: list[Sample]) -> Tensor:
-    """The papers' formulas, one row at a time."""
+    """Compute the papers' formulas, one row at a time."""
     total = torch.zeros(())
     for mine, sample in zip(logprobs, rows, strict=True):
         n = len(sample.response_ids)
@@ -169,7 +169,7 @@ def plain(name: str, logprobs: Tensor, rows: list[Sample]) -> Tensor:
         worth = torch.from_numpy(np.array(sample.advantages))[kept]
         r = torch.exp(log - old)
         if name == "gspo":
-            s = torch.exp((log - old).mean())  # one differentiable number, as the paper has it
+            s = torch.exp((log - old).mean())  # one differentiable number, as in the paper
             total = total - torch.minimum(s * worth[0], s.clamp(0.8, 1.3) * worth[0])
         elif name == "cispo":
             total = total - (r.clamp(0.8, 1.3).detach() * worth * log).mean()
@@ -180,7 +180,7 @@ def plain(name: str, logprobs: Tensor, rows: list[Sample]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["ppo", "cispo", "gspo"])
-def test_the_gradient_is_that_of_the_papers_formula(name: str, groups_of: Groups) -> None:
+def test_the_gradient_equals_that_of_the_papers_formula(name: str, groups_of: Groups) -> None:
     rows = list(build_samples(groups_of(5)))
     batch = collate(rows, pad_id=0)
     torch.manual_seed(0)
@@ -219,7 +219,7 @@ LOSSES: list[dict[str, Any]] = [
 
 
 def metrics(tiny_model: Path, config: TrainConfig, rows: list[Sample]) -> list[float]:
-    """Loss, gradient and divergence of a second step, where adapter and base differ."""
+    """Return loss, gradient and divergence of a second step, at which adapter and base differ."""
     with Trainer(tiny_model, config) as trainer:
         trainer.train(rows)
         stats = trainer.train(rows)
@@ -230,7 +230,7 @@ def metrics(tiny_model: Path, config: TrainConfig, rows: list[Sample]) -> list[f
 
 
 @pytest.mark.parametrize("change", LOSSES, ids=lambda change: str(change["loss"]))
-def test_a_loss_does_not_depend_on_its_cut_into_micro_batches(
+def test_a_loss_does_not_depend_on_its_split_into_micro_batches(
     tiny_model: Path, config: TrainConfig, groups_of: Groups, change: dict[str, Any]
 ) -> None:
     rows = list(build_samples(groups_of(1)))
@@ -255,7 +255,9 @@ def test_a_loss_does_not_depend_on_its_layout(
     assert other == pytest.approx(padded, rel=1e-4)
 
 
-def test_the_ratio_of_a_rollout_is_the_same_in_parts(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> None:
+def test_the_ratio_of_a_rollout_is_the_same_for_merged_and_unmerged_samples(
+    tiny_model: Path, config: TrainConfig, groups_of: Groups
+) -> None:
     by_rollout = replace(
         config, loss="gspo_rollout", clip_eps_low=0.05, clip_eps_high=0.05, max_tokens_per_microbatch=40
     )
@@ -263,7 +265,7 @@ def test_the_ratio_of_a_rollout_is_the_same_in_parts(tiny_model: Path, config: T
     assert parts == pytest.approx(merged, rel=1e-4)
 
 
-def test_of_a_rollout_with_one_segment_both_ratios_are_the_same(
+def test_both_ratios_agree_for_a_rollout_with_one_segment(
     tiny_model: Path, config: TrainConfig, groups_of: Groups
 ) -> None:
     rows = [replace(row, weight=1.0) for row in build_samples(groups_of(1)) if row.segment == 0]
@@ -294,7 +296,7 @@ def test_the_reference_is_the_model_without_its_adapter(
     assert np.abs(away).max() > 1e-2
 
 
-def test_the_divergence_holds_the_policy_near_its_reference(
+def test_the_divergence_keeps_the_policy_near_its_reference(
     tiny_model: Path, config: TrainConfig, groups_of: Groups
 ) -> None:
     rows = list(build_samples(groups_of(1)))
@@ -314,7 +316,7 @@ def test_the_divergence_holds_the_policy_near_its_reference(
         ({"importance_sampling": "geometric_mask"}, "importance_sampling='token_mask'"),
     ],
 )
-def test_a_segment_in_parts_is_refused(
+def test_unmerged_segments_are_refused_by_segment_losses(
     tiny_model: Path, config: TrainConfig, groups_of: Groups, change: dict[str, Any], instead: str
 ) -> None:
     parts = list(build_samples(groups_of(1), merge=False))

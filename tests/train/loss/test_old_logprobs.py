@@ -1,4 +1,4 @@
-"""The decoupled loss: the clip is to the trainer before the batch, the mismatch with the engine is weighed apart."""
+"""The decoupled loss: it clips against the trainer before the batch, and weights the engine's mismatch separately."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -46,7 +46,7 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def plain(loss: str, importance_sampling: str, here: Tensor, old: Tensor, rows: list[Sample]) -> tuple[Tensor, int]:
-    """Hilton et al. 2021, token by token: the sum of -w min(r A, clip(r) A), and the tokens that w was cut for."""
+    """Compute Hilton et al. 2021 token by token: the sum of -w min(r A, clip(r) A), and the tokens whose w was cut."""
     total, cut = torch.zeros(()), 0
     for row, h, o in zip(rows, here, old, strict=True):
         kept = torch.from_numpy(np.array(row.loss_mask))
@@ -72,7 +72,10 @@ def plain(loss: str, importance_sampling: str, here: Tensor, old: Tensor, rows: 
 
 
 def drawn(groups_of: Groups) -> tuple[list[Sample], Batch, Tensor, Tensor]:
-    """Samples, and log-probabilities that differ from the engine's and from each other; anything where masked."""
+    """Return samples, and log-probabilities that differ from the engine's and from each other.
+
+    Masked log-probabilities are arbitrary.
+    """
     rows = list(build_samples(groups_of(5)))
     batch = collate(rows, pad_id=0)
     torch.manual_seed(0)
@@ -83,12 +86,12 @@ def drawn(groups_of: Groups) -> tuple[list[Sample], Batch, Tensor, Tensor]:
 
 
 APART: dict[str, Any] = {"old_logprobs": "trainer", "rollouts_per_minibatch": 8}
-"""Settings with which a importance_sampling weighs how far the trainer's log-probabilities are from the engine's."""
+"""Settings in which importance_sampling weights the gap between the trainer's and the engine's log-probabilities."""
 
 
 @pytest.mark.parametrize("importance_sampling", WEIGHTS)
 @pytest.mark.parametrize("loss", ["ppo", "cispo", "gspo"])
-def test_the_decoupled_gradient_is_that_of_a_plain_computation(
+def test_the_decoupled_gradient_equals_a_plain_computation(
     groups_of: Groups, loss: Any, importance_sampling: Any
 ) -> None:
     rows, batch, old, start = drawn(groups_of)
@@ -104,13 +107,13 @@ def test_the_decoupled_gradient_is_that_of_a_plain_computation(
     assert theirs.grad is not None
     assert float(theirs.grad.norm()) > 1e-2
     assert float((ours.grad - theirs.grad).norm() / theirs.grad.norm()) < 1e-5
-    if loss != "cispo":  # whose value is the weight times the advantage, without the paper's log-probability
+    if loss != "cispo":  # its value is the weight times the advantage, without the paper's log-probability
         assert value.item() == pytest.approx(expected.item(), rel=1e-4)
     assert sums.corrected == cut > 0
     assert 0 < sums.clipped < sums.tokens
 
 
-def test_where_the_engine_is_the_trainer_the_decoupled_loss_is_the_clipped_one(groups_of: Groups) -> None:
+def test_the_decoupled_loss_is_the_clipped_one_if_the_engine_equals_the_trainer(groups_of: Groups) -> None:
     _, batch, _, start = drawn(groups_of)
     gradients = []
     decoupled = TrainConfig(importance_sampling="token", dual_clip=1.1, **APART)
@@ -128,7 +131,10 @@ def test_where_the_engine_is_the_trainer_the_decoupled_loss_is_the_clipped_one(g
 
 
 def of_the_trainer(model: Path, rows: list[Sample], shift: float = 0.0) -> list[Sample]:
-    """The samples as if the trainer itself had sampled them, every other token less likely in the engine by `shift`."""
+    """Return the samples as if the trainer had sampled them.
+
+    The engine finds every other token less likely by `shift`.
+    """
     found = []
     with Trainer(model, CONFIG) as trainer:
         for row in rows:
@@ -153,7 +159,7 @@ def rows(groups_of: Groups) -> list[Sample]:
     return list(build_samples(groups_of(1)))
 
 
-def test_with_an_engine_that_agrees_both_modes_are_the_same_run(tiny_model: Path, rows: list[Sample]) -> None:
+def test_with_an_engine_that_agrees_both_modes_give_the_same_run(tiny_model: Path, rows: list[Sample]) -> None:
     agreeing = of_the_trainer(tiny_model, rows)
     by_engine = replace(CONFIG, old_logprobs="engine", importance_sampling="none")
     (stats, apart), (plainly, clipped) = (trained(tiny_model, config, agreeing) for config in (CONFIG, by_engine))
@@ -165,8 +171,8 @@ def test_with_an_engine_that_agrees_both_modes_are_the_same_run(tiny_model: Path
     assert distance(apart, clipped) < 1e-4
 
 
-def test_what_the_engine_is_off_by_is_weighed_and_never_clipped(tiny_model: Path, rows: list[Sample]) -> None:
-    """Trained tokens of one sign are 1.35 times as likely in the trainer: beyond the clip, within the cap."""
+def test_the_engines_deviation_is_weighted_and_never_clipped(tiny_model: Path, rows: list[Sample]) -> None:
+    """Every other token is 1.35 times as likely in the trainer: beyond the clip, within the cap."""
     off = of_the_trainer(tiny_model, rows, shift=0.3)
     still = replace(CONFIG, lr=0.0)
     stats, _ = trained(tiny_model, still, off)
@@ -178,7 +184,7 @@ def test_what_the_engine_is_off_by_is_weighed_and_never_clipped(tiny_model: Path
     truncated, _ = trained(tiny_model, replace(still, is_cap=1.2), off)
     assert truncated["train/clip_fraction"] == 0
     assert truncated["train/is_fraction"] == pytest.approx(shifted.mean())
-    # A token's term is -w A while nothing has moved: by hand over the three mini-batches.
+    # A token's term is -w A before the policy has moved: by hand over the three mini-batches.
     terms = [
         [
             -advantage * (np.exp(0.3) if place % 2 else 1.0)
@@ -192,7 +198,7 @@ def test_what_the_engine_is_off_by_is_weighed_and_never_clipped(tiny_model: Path
 
 
 def test_the_old_logprobs_are_those_before_the_first_step_of_the_batch(tiny_model: Path, rows: list[Sample]) -> None:
-    """The loss of the second mini-batch, from the policies that were there: after the first step and before it."""
+    """Check the loss of the second mini-batch against the policies after and before the first step."""
     config = replace(CONFIG, rollouts_per_minibatch=5, lr=3e-2, clip_eps_low=0.1, clip_eps_high=0.1, is_cap=1.5)
     begun, rest = ([rows[i] for i in part] for part in mini_batches(rows, rollouts=5))
 
@@ -209,7 +215,7 @@ def test_the_old_logprobs_are_those_before_the_first_step_of_the_batch(tiny_mode
     batch = collate(rest, pad_id=0)
     wide = batch.logprobs_BR.shape[1]
     old_BR, here_BR = (torch.stack([torch.nn.functional.pad(o, (wide - len(o), 0)) for o in of]) for of in (old, here))
-    assert float((old_BR - here_BR).abs().max()) > 0.05  # a step was taken
+    assert float((old_BR - here_BR).abs().max()) > 0.05  # a step was applied
     loss, _ = plain("ppo", "token", here_BR, old_BR, rest)
     expected = (one["train/loss"] + float(loss) / float(batch.loss_mask_BR.sum())) / 2
     assert both["train/loss"] == pytest.approx(expected, abs=1e-5)
@@ -230,7 +236,7 @@ def test_layouts_and_micro_batches_change_nothing(tiny_model: Path, rows: list[S
         assert distance(adapter, other) < 1e-3
 
 
-def test_one_forward_is_added_for_all_mini_batches_but_the_first(
+def test_one_extra_forward_is_run_for_all_mini_batches_but_the_first(
     tiny_model: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
@@ -249,7 +255,7 @@ def test_one_forward_is_added_for_all_mini_batches_but_the_first(
     assert seen == []
 
 
-async def test_what_is_kept_of_every_mini_batch_is_of_the_policy_before_them(
+async def test_stored_logprobs_of_every_mini_batch_are_those_before_the_first_step(
     tiny_model: Path, rows: list[Sample]
 ) -> None:
     async with Trainer(tiny_model, CONFIG) as trainer:
@@ -262,7 +268,7 @@ async def test_what_is_kept_of_every_mini_batch_is_of_the_policy_before_them(
 
 
 @pytest.mark.parametrize("change", [{"loss": "gspo"}, {"importance_sampling": "sequence"}])
-def test_segments_in_parts_are_refused_by_the_field_that_needs_them_whole(
+def test_unmerged_segments_are_refused_by_the_field_that_needs_whole_segments(
     tiny_model: Path, groups_of: Groups, change: dict[str, Any]
 ) -> None:
     parts = list(build_samples(groups_of(1), merge=False))

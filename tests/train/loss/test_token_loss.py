@@ -1,4 +1,4 @@
-"""What comes back to a token is known from its own log-probability, and training makes use of it."""
+"""A token's upstream gradient is known from its own log-probability, and training uses that."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +36,7 @@ BY_SEGMENT: list[dict[str, Any]] = [
 
 @pytest.fixture
 def samples(groups_of: Callable[..., list[Group]]) -> list[Sample]:
-    """Some without a token that has an advantage."""
+    """Return samples, some of them without a token that has an advantage."""
     found = list(build_samples(groups_of(1)))
     none = [replace(row, advantages=np.zeros_like(row.advantages)) for row in found[::3]]
     return [none[i // 3] if i % 3 == 0 else row for i, row in enumerate(found)]
@@ -44,7 +44,7 @@ def samples(groups_of: Callable[..., list[Group]]) -> list[Sample]:
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of tokens whose part in the layer's gradient was computed in backward."""
+    """Return a list that records how many tokens' part of the layer's gradient was computed in backward."""
     real, seen = linear_head._LayerGradient.add, list[int]()
 
     def add(self: Any, gradient_N: torch.Tensor, *rest: Any) -> None:
@@ -56,7 +56,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("settings", BY_TOKEN, ids=str)
-def test_what_comes_back_is_exactly_what_was_foreseen(
+def test_the_upstream_gradient_is_exactly_as_predicted(
     tiny_model: Path, samples: list[Sample], late: list[int], settings: dict[str, Any]
 ) -> None:
     with Trainer(tiny_model, replace(FULL, **settings)) as trainer:
@@ -65,7 +65,7 @@ def test_what_comes_back_is_exactly_what_was_foreseen(
 
 
 @pytest.mark.parametrize("settings", BY_SEGMENT, ids=str)
-def test_a_ratio_of_a_whole_segment_is_left_to_backward(
+def test_a_ratio_over_a_whole_segment_is_left_to_backward(
     tiny_model: Path, samples: list[Sample], late: list[int], settings: dict[str, Any]
 ) -> None:
     with Trainer(tiny_model, replace(FULL, **settings)) as trainer:
@@ -75,7 +75,7 @@ def test_a_ratio_of_a_whole_segment_is_left_to_backward(
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("settings", [BY_TOKEN[0], BY_TOKEN[2], BY_TOKEN[6]], ids=str)
-def test_training_is_the_same_where_nothing_is_foreseen(
+def test_training_is_the_same_without_predicted_gradients(
     tiny_model: Path, samples: list[Sample], method: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def norm() -> float:

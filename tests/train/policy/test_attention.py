@@ -1,4 +1,4 @@
-"""A token sees its own past and no other's, by every way of computing it."""
+"""A token sees only its own past, in every implementation of attention."""
 
 import shutil
 from collections.abc import Callable
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @st.composite
 def ends(draw: st.DrawFn, most: int = 100) -> Ints:
-    """The `end_T` of any forest: branches of any length, nested to any depth."""
+    """Draw the `end_T` of any forest: branches of any length, nested to any depth."""
     end: list[int] = []
 
     def grow(depth: int) -> None:
@@ -41,13 +41,13 @@ def ends(draw: st.DrawFn, most: int = 100) -> Ints:
 
 
 def dense(end: Ints) -> Tensor:
-    """Which key (across) a query (down) sees, by the definition."""
+    """Return which key (column) a query (row) sees, by the definition."""
     place = torch.arange(len(end))
     return (place <= place[:, None]) & (place[:, None] < torch.from_numpy(end))
 
 
 def by_runs(end: Ints) -> Tensor:
-    """The same, out of the runs."""
+    """Return the same, reconstructed from the runs."""
     row, seen = runs(end), torch.zeros(len(end), len(end), dtype=torch.bool)
     keys = torch.arange(len(end)) if row.keys is None else row.keys
     first = 0
@@ -60,7 +60,7 @@ def by_runs(end: Ints) -> Tensor:
 
 @given(ends(20))
 @settings(max_examples=50, deadline=None)
-def test_runs_hold_each_pair_that_is_seen_and_no_other(end: Ints) -> None:
+def test_runs_hold_exactly_the_visible_pairs(end: Ints) -> None:
     assert torch.equal(by_runs(end), dense(end))
 
 
@@ -93,7 +93,7 @@ def test_the_block_mask_is_the_dense_mask(end: Ints) -> None:
 
 @given(ends(11))
 @settings(max_examples=100, deadline=None)
-def test_a_full_block_is_seen_whole_and_no_seen_pair_is_outside_of_the_blocks(end: Ints) -> None:
+def test_full_blocks_are_fully_visible_and_all_visible_pairs_are_in_blocks(end: Ints) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "BLOCK", 4)  # small blocks have every kind of border
         mask = block_mask(end, CPU)
@@ -110,19 +110,19 @@ def test_a_full_block_is_seen_whole_and_no_seen_pair_is_outside_of_the_blocks(en
 
 
 def listed(count: Tensor | None, indices: Tensor | None) -> list[set[int]]:
-    """The blocks of each row of blocks; what stands behind the first `count` means nothing."""
+    """Return the blocks of each row of blocks; indices after the first `count` are meaningless."""
     assert count is not None
     assert indices is not None
     return [set(row[:n].tolist()) for n, row in zip(count[0, 0].tolist(), indices[0, 0], strict=True)]
 
 
-def test_a_row_knows_how_deep_each_token_is() -> None:
+def test_a_row_knows_the_depth_of_each_token() -> None:
     assert Row(np.array([6, 6, 6, 4, 6, 6, 7]), CPU).depth_T.tolist() == [0, 1, 2, 3, 3, 4, 0]
 
 
 @given(ends(20))
 @settings(max_examples=50, deadline=None)
-def test_the_sequences_of_a_row_hold_every_token_behind_those_it_follows(end: Ints) -> None:
+def test_the_sequences_of_a_row_hold_every_token_after_those_it_follows(end: Ints) -> None:
     row = Row(end, CPU)
     tokens = row.sequences.spread(torch.arange(len(end))[None])
     assert torch.equal(row.sequences.collect(tokens), torch.arange(len(end))[None])
@@ -133,7 +133,7 @@ def test_the_sequences_of_a_row_hold_every_token_behind_those_it_follows(end: In
 
 
 def by_window(width: int) -> MaskFunction:
-    """A layer's mask of a window, as transformers makes it."""
+    """Return a layer's sliding-window mask as transformers creates it."""
     from transformers.masking_utils import sliding_window_causal_mask_function
 
     mask: MaskFunction = sliding_window_causal_mask_function(width)
@@ -141,7 +141,7 @@ def by_window(width: int) -> MaskFunction:
 
 
 def by_chunk(width: int) -> MaskFunction:
-    """A layer's mask of chunks, as transformers makes it."""
+    """Return a layer's chunked mask as transformers creates it."""
     from transformers.masking_utils import chunked_causal_mask_function
 
     mask: MaskFunction = chunked_causal_mask_function(width, torch.zeros(1, dtype=torch.int64))
@@ -149,7 +149,7 @@ def by_chunk(width: int) -> MaskFunction:
 
 
 def shown(end: Ints, mask: MaskFunction) -> Tensor:
-    """Which key (across) a query (down) sees under a layer's mask, by the definition, in the depths of a row."""
+    """Return which key (column) a query (row) sees under a layer's mask, by the definition, at a row's depths."""
     depth = torch.from_numpy(Row(end, CPU).depth_T)
     zero = torch.zeros((), dtype=torch.int64)
     return dense(end) & mask(zero, zero, depth[:, None], depth[None])
@@ -157,7 +157,7 @@ def shown(end: Ints, mask: MaskFunction) -> Tensor:
 
 @given(ends(20), st.integers(1, 9), st.sampled_from([by_window, by_chunk]))
 @settings(max_examples=60, deadline=None)
-def test_a_layers_own_mask_is_read_at_the_depths_of_a_tree(
+def test_a_layers_own_mask_is_applied_at_the_depths_of_a_tree(
     end: Ints, width: int, kind: Callable[[int], MaskFunction]
 ) -> None:
     row, mask = Row(end, CPU), kind(width)
@@ -167,7 +167,7 @@ def test_a_layers_own_mask_is_read_at_the_depths_of_a_tree(
     assert torch.equal(dense(end) & near, shown(end, mask))
 
 
-def test_a_mask_that_is_no_stretch_before_the_token_is_refused() -> None:
+def test_a_mask_that_is_not_an_unbroken_range_of_last_tokens_is_refused() -> None:
     row = Row(np.full(6, 6), CPU)
     for mask in (
         lambda _b, _h, query, key: key <= query + 1,
@@ -179,7 +179,7 @@ def test_a_mask_that_is_no_stretch_before_the_token_is_refused() -> None:
 
 @given(ends(11), st.integers(1, 9))
 @settings(max_examples=60, deadline=None)
-def test_a_block_mask_of_a_window_holds_each_pair_that_is_seen_and_no_other(end: Ints, width: int) -> None:
+def test_a_block_mask_of_a_window_holds_exactly_the_visible_pairs(end: Ints, width: int) -> None:
     from torch.nn.attention.flex_attention import create_mask
 
     row = Row(end, CPU)
@@ -200,7 +200,7 @@ def test_a_block_mask_of_a_window_holds_each_pair_that_is_seen_and_no_other(end:
 
 
 def plainly(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, change: dict[str, Any]) -> Tensor:
-    """Attention by its formula."""
+    """Compute attention by its formula."""
     score = query @ key.transpose(2, 3) * 0.3
     if "softcap" in change:
         score = change["softcap"] * torch.tanh(score / change["softcap"])
@@ -215,7 +215,9 @@ def plainly(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, change: dic
 @pytest.mark.parametrize("extra", ["nothing", "softcap", "s_aux"])
 @given(end=ends(40), width=st.integers(1, 50))
 @settings(max_examples=12, deadline=None)
-def test_attention_and_its_gradient_are_those_of_the_dense_mask(heads: int, extra: str, end: Ints, width: int) -> None:
+def test_attention_and_its_gradient_equal_those_of_the_dense_mask(
+    heads: int, extra: str, end: Ints, width: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(n: int) -> Tensor:
@@ -235,7 +237,7 @@ def test_attention_and_its_gradient_are_those_of_the_dense_mask(heads: int, extr
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "QUERIES", 7)
         got = attention._attend(torch.nn.Identity(), query, key, value, mask, 0.3, **change)[0]
-    # The weights are float32 under a cap and with sinks.
+    # The weights are float32 with a softcap or with sinks.
     torch.testing.assert_close(got.transpose(1, 2), expected, atol=1e-6, rtol=1e-6)
     for mine, theirs in zip(
         torch.autograd.grad((got.transpose(1, 2) * weight).sum(), (query, key, value)),
@@ -249,7 +251,7 @@ def test_attention_and_its_gradient_are_those_of_the_dense_mask(heads: int, extr
 
 
 def tiny(kind: str, **fields: Any) -> Any:
-    """A random model of this kind."""
+    """Return a random model of this kind."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -274,7 +276,7 @@ def tiny(kind: str, **fields: Any) -> Any:
 
 @torch.no_grad()
 def states(model: Any, row: Any) -> Tensor:
-    """The hidden states that predict trained tokens, sample by sample."""
+    """Return the hidden states that predict trained tokens, sample by sample."""
     hidden = model.get_decoder()(**row.arguments(), use_cache=False).last_hidden_state
     picked: Tensor = hidden.flatten(0, 1)[row.source_N][row.index_M]
     return picked
@@ -285,9 +287,7 @@ def rows_of(groups: list[Group], layout: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "mixtral"])
-def test_rotary_and_learned_positions_and_experts_give_the_states_of_padded_rows(
-    kind: str, grown: Callable[..., list[Group]]
-) -> None:
+def test_packed_rows_give_the_hidden_states_of_padded_rows(kind: str, grown: Callable[..., list[Group]]) -> None:
     model = tiny(kind, **({"sliding_window": None} if kind == "mixtral" else {}))
     expected = states(model, rows_of(grown(1), "padded"))
     attend_in_rows(model)
@@ -295,7 +295,7 @@ def test_rotary_and_learned_positions_and_experts_give_the_states_of_padded_rows
         torch.testing.assert_close(states(model, rows_of(grown(1), layout)), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_model_whose_attention_does_not_use_the_interface_is_refused_by_name_and_stays_as_it_was() -> None:
+def test_a_model_that_bypasses_the_attention_interface_is_refused_and_unchanged() -> None:
     model = tiny("bloom", n_head=4, n_layer=2)
     ids = torch.arange(2, 9)[None]
     before = model(input_ids=ids).logits
@@ -304,14 +304,14 @@ def test_a_model_whose_attention_does_not_use_the_interface_is_refused_by_name_a
     assert torch.equal(model(input_ids=ids).logits, before)
 
 
-def test_a_layer_that_is_not_handed_what_a_token_sees_is_refused() -> None:
+def test_a_layer_without_information_about_visible_tokens_is_refused() -> None:
     x = torch.zeros(1, 1, 2, 4)
     with pytest.raises(ValueError, match="does not tell its layers which tokens to attend to; use layout padded"):
         attention._attend(torch.nn.Identity(), x, x, x, None)
 
 
 @pytest.mark.parametrize("extra", [{"dropout": 0.1}, {"position_bias": torch.zeros(1)}])
-def test_scores_with_something_added_are_refused(extra: dict[str, Any]) -> None:
+def test_attention_with_additional_score_terms_is_refused(extra: dict[str, Any]) -> None:
     x = torch.zeros(1, 1, 2, 4)
     with pytest.raises(ValueError, match=f"the model's attention has {next(iter(extra))}"):
         attention._attend(torch.nn.Identity(), x, x, x, RowMask(Row(np.array([2, 2]), CPU)), **extra)
@@ -320,7 +320,7 @@ def test_scores_with_something_added_are_refused(extra: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="FlexAttention on a CPU is compiled by g++")
-def test_flex_attention_gives_the_states_of_the_cpu_path(
+def test_flex_attention_gives_the_hidden_states_of_the_cpu_path(
     grown: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny("qwen3", head_dim=16, max_position_embeddings=512)

@@ -29,7 +29,7 @@ def load(folder: Path, **settings: Any) -> PolicyModel:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Folders of random models by the name of their family, made once."""
+    """Return a function from a family's name to a folder with a random model of it, created once."""
     root = tmp_path_factory.mktemp("families")
 
     def folder(name: str) -> Path:
@@ -42,7 +42,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 class Smear(nn.Module):
-    """An embedding that adds each token's predecessor, wherever it belongs to."""
+    """An embedding that adds each token's predecessor, even across samples."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Smear(nn.Module):
 
 
 @pytest.mark.parametrize("layout", ["packed", "tree"])
-def test_a_model_that_mixes_samples_outside_of_its_layers_is_refused(layout: Any) -> None:
+def test_a_model_that_mixes_samples_outside_its_layers_is_refused(layout: Any) -> None:
     model = build("llama")
     model.model.embed_tokens = Smear(model.model.embed_tokens)
     with pytest.raises(
@@ -64,7 +64,7 @@ def test_a_model_that_mixes_samples_outside_of_its_layers_is_refused(layout: Any
         attend_in_rows(model, (layout,))
 
 
-def test_a_model_that_padding_changes_is_refused() -> None:
+def test_a_model_whose_results_change_with_padding_is_refused() -> None:
     model = build("llama")
     model.model.embed_tokens = Smear(model.model.embed_tokens)
     with pytest.raises(ValueError, match=r"^layout: llama gives wrong results in padded rows .*train another model"):
@@ -90,7 +90,7 @@ def test_a_model_without_causal_attention_is_refused() -> None:
         attend_in_rows(BertLMHeadModel(config).eval())
 
 
-def test_logits_that_are_more_than_a_factor_and_a_cap_are_refused_by_name() -> None:
+def test_logits_that_are_more_than_scaled_and_capped_are_refused_by_name() -> None:
     model = build("llama")
     forward = model.forward
 
@@ -108,19 +108,17 @@ def test_logits_that_are_more_than_a_factor_and_a_cap_are_refused_by_name() -> N
     ("name", "expected"),
     [("llama", LogitMap()), ("cohere", LogitMap(scale=0.0625)), ("gemma2", LogitMap(cap=30.0))],
 )
-def test_what_a_model_does_to_its_logits_is_found_by_its_own_forward(name: str, expected: LogitMap) -> None:
+def test_a_models_logit_map_is_found_from_its_own_forward(name: str, expected: LogitMap) -> None:
     model = build(name)
     assert find_logit_map(model) == expected
     for weight in model.parameters():
         weight.data *= 0.01 if weight.ndim > 1 else 1.0
-    assert find_logit_map(model) == expected  # also where no logit comes near to the cap
+    assert find_logit_map(model) == expected  # also if no logit comes near the cap
 
 
 @pytest.mark.parametrize("logits", [LogitMap(scale=0.5), LogitMap(cap=1.5), LogitMap(scale=3.0, cap=2.0)])
 @pytest.mark.parametrize("linear", [True, False])
-def test_scaled_and_capped_logits_have_the_log_probabilities_and_gradients_of_their_formula(
-    logits: LogitMap, linear: bool
-) -> None:
+def test_scaled_and_capped_logits_match_their_formula(logits: LogitMap, linear: bool) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(8, 5000)  # three tiles
     states, targets = torch.randn(9, 8).mul(3).requires_grad_(), torch.randint(5000, (9,))
@@ -139,7 +137,7 @@ def test_scaled_and_capped_logits_have_the_log_probabilities_and_gradients_of_th
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
 
 
-# What gets an adapter
+# Which layers get an adapter
 
 
 def test_routers_and_experts_have_no_adapter_unless_they_are_named(families: Any) -> None:
@@ -156,7 +154,7 @@ def test_a_linear_router_is_not_among_all_linear_layers(families: Any) -> None:
     assert "feed_forward.router" in load(families("jamba")).coverage.bare
 
 
-def test_an_adapter_of_a_wrapper_for_images_names_no_layer_of_the_images(families: Any) -> None:
+def test_an_adapter_of_a_multimodal_model_names_no_vision_layer(families: Any) -> None:
     policy = load(families("gemma3"))
     assert all("language_model" in name for name in export_adapter(policy).tensors)
     assert all(name.count(".") for name in layer_names(policy.causal) if name.endswith("q_proj"))
@@ -165,7 +163,7 @@ def test_an_adapter_of_a_wrapper_for_images_names_no_layer_of_the_images(familie
     )
 
 
-def test_experts_are_refused_by_name_where_there_are_none(tiny_model: Path) -> None:
+def test_experts_are_refused_by_name_if_the_model_has_none(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="lora_targets: experts matches nothing in this model"):
         load(tiny_model, targets=("experts",))
 
@@ -178,14 +176,14 @@ def test_experts_are_refused_by_name_where_there_are_none(tiny_model: Path) -> N
         (("q_proj", "embed_tokens"), "embed_tokens is an embedding"),
     ],
 )
-def test_the_output_layer_and_embeddings_are_refused_as_what_they_are(
+def test_the_output_layer_and_embeddings_are_refused_with_the_reason(
     tiny_model: Path, targets: tuple[str, ...], said: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^lora_targets: {said}, which can't have an adapter; leave it out"):
         load(tiny_model, targets=targets)
 
 
-def test_the_share_of_weights_with_an_adapter_is_a_metric_of_each_step_and_what_has_none_is_logged(
+def test_adapter_coverage_is_a_metric_and_layers_without_an_adapter_are_logged(
     tiny_model: Path, caplog: pytest.LogCaptureFixture, grown: Any
 ) -> None:
     with Trainer(tiny_model, TrainConfig(lora_targets=("q_proj",))) as trainer:
@@ -198,7 +196,7 @@ def test_the_share_of_weights_with_an_adapter_is_a_metric_of_each_step_and_what_
 # Types and devices
 
 
-def test_the_type_of_the_weights_is_what_the_device_computes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_have_the_type_that_the_device_computes_in(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
     assert fsdp.weight_type(TrainConfig(), CPU) == torch.float32
     for supported, expected in ((True, torch.bfloat16), (False, torch.float32)):
@@ -208,7 +206,7 @@ def test_the_type_of_the_weights_is_what_the_device_computes_in(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
-def test_a_right_model_in_bfloat16_is_not_refused(families: Any, layout: Any) -> None:
+def test_a_correct_model_in_bfloat16_is_accepted(families: Any, layout: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         policy = load_policy(families("gemma2"), dtype=torch.bfloat16, rank=2, alpha=4, seed=0, layout=layout)

@@ -13,11 +13,11 @@ WEBP = b"RIFF\x1a\x00\x00\x00WEBPVP8L\x0d\x00\x00\x00\x2f\x00\x00\x00\x10\x07\x1
 OF_TYPE = {"image/png": PNG, "image/gif": GIF, "image/jpeg": JPEG, "image/webp": WEBP}
 URL = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
 PART: dict[str, Any] = {"type": "image_url", "image_url": {"url": URL}}
-"""The pixel as a part of a content."""
+"""The pixel as a content part."""
 SHOWN = f"[image/png, {len(PNG)} bytes]"
-"""A word about it."""
+"""The placeholder for it."""
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A text as a part of a content."""
+    """Return a text as a content part."""
     return {"type": "text", "text": text}

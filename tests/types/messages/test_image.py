@@ -1,4 +1,4 @@
-"""`ag.Image`: from bytes, files, Pillow and data URLs; what is no image is refused by its field."""
+"""`ag.Image` from bytes, files, Pillow and data URLs; anything that isn't an image is refused by its field."""
 
 import io
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_the_media_type_is_read_from_the_bytes(mime_type: str) -> None:
     assert ag.Image.from_data_url(image.data_url) == image == image_of(image.part)
 
 
-def test_what_a_picture_is_made_of_makes_the_same_image(tmp_path: Path) -> None:
+def test_every_source_of_a_picture_gives_the_same_image(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     assert ag.Image.from_path(tmp_path / "a.png") == ag.Image(PNG) == ag.Image.from_data_url(URL)
     assert ag.Image(JPEG, "image/jpg").mime_type == "image/jpeg"
@@ -28,7 +28,7 @@ def test_what_a_picture_is_made_of_makes_the_same_image(tmp_path: Path) -> None:
     assert repr(ag.Image(PNG)) == f"<Image image/png, {len(PNG)} bytes>"
 
 
-def test_a_picture_of_pillow_is_saved_as_it_is_asked_for() -> None:
+def test_a_pillow_picture_is_saved_in_the_requested_format() -> None:
     pillow = pytest.importorskip("PIL.Image")
     drawn = pillow.new("RGB", (3, 2), "red")
     for format, mime_type in (("PNG", "image/png"), ("JPEG", "image/jpeg"), ("WEBP", "image/webp")):
@@ -50,12 +50,12 @@ def test_a_picture_of_pillow_is_saved_as_it_is_asked_for() -> None:
         ((PNG + bytes(MAX_IMAGE_BYTES),), "^data: 20,000,070 bytes, but at most 20,000,000 are allowed; make"),
     ],
 )
-def test_bytes_that_are_no_image_to_show_are_refused_by_their_field(given: Any, told: str) -> None:
+def test_bytes_that_are_not_a_displayable_image_are_refused_by_their_field(given: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         ag.Image(*given)
 
 
-def test_an_image_of_the_largest_size_is_taken() -> None:
+def test_an_image_of_the_largest_size_is_accepted() -> None:
     assert len(ag.Image(PNG + bytes(MAX_IMAGE_BYTES - len(PNG))).data) == MAX_IMAGE_BYTES
 
 
@@ -73,36 +73,36 @@ def test_an_image_of_the_largest_size_is_taken() -> None:
         (URL.replace("image/png", "image/webp"), "^mime_type: 'image/webp', but the bytes are image/png"),
     ],
 )
-def test_a_url_that_holds_no_image_is_refused(url: Any, told: str) -> None:
+def test_a_url_without_an_image_is_refused(url: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         ag.Image.from_data_url(url)
 
 
-def test_a_file_that_holds_no_image_is_named(tmp_path: Path) -> None:
+def test_a_file_without_an_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a cat")
     with pytest.raises(ValueError, match=r"^path: .*/a\.txt: data: starts with b'a cat'"):
         ag.Image.from_path(tmp_path / "a.txt")
 
 
 class Seen(ag.Task):
-    """Has an image as a field."""
+    """A task with an image as a field."""
 
     picture: ag.Image
 
 
 @pytest.mark.parametrize("given", [ag.Image(GIF), GIF, ag.Image(GIF).data_url, {"bytes": GIF, "path": "a.gif"}])
-def test_a_task_may_hold_an_image_that_is_read_from_what_data_sets_hold(given: Any) -> None:
+def test_a_task_may_hold_an_image_in_the_forms_that_data_sets_use(given: Any) -> None:
     task = Seen(id="t", prompt="Which animal?", picture=given)
     assert task.picture == ag.Image(GIF)
     assert Seen.model_validate_json(task.model_dump_json()) == task
 
 
-def test_a_task_reads_an_image_of_pillow() -> None:
+def test_a_task_accepts_a_pillow_image() -> None:
     pillow = pytest.importorskip("PIL.Image")
     drawn = pillow.new("RGB", (3, 2), "red")
     assert Seen(id="t", prompt="What is it?", picture=drawn).picture == ag.Image.from_pil(drawn)
 
 
-def test_a_task_whose_field_is_no_image_is_refused_by_its_name() -> None:
+def test_a_task_field_that_is_not_an_image_is_refused_by_its_name() -> None:
     with pytest.raises(ValidationError, match=r"picture\n.*data: must be bytes, got int"):
         Seen.model_validate({"id": "t", "prompt": "x", "picture": 3})

@@ -1,4 +1,4 @@
-"""Contents of parts: read, refused by their place, joined, and shown as text."""
+"""Content parts: parsed, refused by position, joined, and displayed as text."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ LOW = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
         (["\ud800", PART], [text_part("\ud800"), PART]),
     ],
 )
-def test_a_content_is_kept_as_text_or_as_parts_of_which_one_is_an_image(given: Any, kept: Any) -> None:
+def test_content_is_stored_as_text_or_as_parts_with_an_image(given: Any, kept: Any) -> None:
     assert content_of(given, "content") == kept
     assert content_of(kept, "content") == kept
 
@@ -47,19 +47,19 @@ def test_a_content_is_kept_as_text_or_as_parts_of_which_one_is_an_image(given: A
         ([{**PART, "cache_control": {}}], r"^content\[0\]: must be .*cache_control"),
     ],
 )
-def test_what_is_no_part_is_refused_by_its_place(given: Any, told: str) -> None:
+def test_an_invalid_part_is_refused_by_its_position(given: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         content_of(given, "content")
 
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
-def test_an_image_where_no_api_takes_one_is_refused(role: str) -> None:
+def test_an_image_in_a_role_that_accepts_none_is_refused(role: str) -> None:
     with pytest.raises(ValueError, match=rf"^content\[1\]: an image in a message with the role '{role}'; put it into"):
         content_of(["a", PART], "content", role)
     assert content_of(["a", "b"], "content", role) == "a\nb"
 
 
-def test_a_prompt_holds_parts_in_messages_and_a_list_with_an_image_is_one_message() -> None:
+def test_a_prompt_with_an_image_is_one_message_or_messages_with_parts() -> None:
     task = ag.Task(id="t", prompt=["How many?", ag.Image(PNG)])
     assert task.prompt == ({"role": "user", "content": [text_part("How many?"), PART]},)
     assert ag.Task(id="t", prompt=[ag.Message(role="user", content=["How many?", ag.Image(PNG)])]) == task
@@ -70,7 +70,7 @@ def test_a_prompt_holds_parts_in_messages_and_a_list_with_an_image_is_one_messag
         ag.Task(id="t", prompt=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "cat.png"}}]}])
 
 
-def test_contents_are_joined_with_the_text_between_texts_alone() -> None:
+def test_joining_contents_adds_a_separator_only_between_texts() -> None:
     assert joined(["a", "", "b"], "\n") == "a\nb"
     assert joined(["a", [PART], "b", [text_part("c"), PART]], "\n") == [
         *(text_part("a"), PART),
@@ -78,7 +78,7 @@ def test_contents_are_joined_with_the_text_between_texts_alone() -> None:
     ]
 
 
-def test_an_image_is_shown_as_a_word_about_it() -> None:
+def test_an_image_is_displayed_as_a_placeholder() -> None:
     content = [text_part("Look:"), PART]
     assert text_of(content) == f"Look:\n{SHOWN}"
     assert text_of([ag.Image(PNG + bytes(12_000)).part]) == "[image/png, 12 kB]"
@@ -87,7 +87,7 @@ def test_an_image_is_shown_as_a_word_about_it() -> None:
     assert plain_text([said]) == f"user: Look:\n    {SHOWN}"
 
 
-def test_the_first_image_is_found_by_its_place() -> None:
+def test_the_first_image_is_found_by_its_position() -> None:
     said = [ag.Message(role="user", content="a"), ag.Message(role="user", content=["a", ag.Image(PNG)])]
     assert first_image(said) == "messages[1].content[1]"
     assert first_image(said[:1]) is None

@@ -1,8 +1,8 @@
-"""SGLang's own server on a CPU: `python launch.py FLAGS...`, the flags of `python -m sglang.launch_server`.
+"""SGLang's own server on a CPU: `python launch.py FLAGS...`, with the flags of `python -m sglang.launch_server`.
 
-SGLang 0.5 has no CPU wheel on a package index. What it misses is put in place before it is imported: the schemas of two
-torchvision operators, memory that is not pinned, and `sgl_kernel` from this folder. The server's children import
-this file anew (they are spawned), which is how these reach them.
+SGLang 0.5 has no CPU wheel on a package index. Its missing parts are provided before it is imported: the schemas of
+two torchvision operators, unpinned memory, and `sgl_kernel` from this folder. The server's children are spawned and
+import this file again, so they get these parts too.
 """
 
 import functools
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the models of tests are folders
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the tests' models are folders
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
@@ -32,22 +32,22 @@ DEFAULTS = {
     "--disable-overlap-schedule": None,
     "--disable-custom-all-reduce": None,
     "--skip-server-warmup": None,
-    # An idle scheduler asks for work in a loop that takes a whole core otherwise.
+    # Otherwise an idle scheduler polls for work in a loop that uses a whole core.
     "--sleep-on-idle": None,
 }
-"""Flags that a CPU needs, where the command line does not have them."""
+"""Flags that a CPU needs, unless the command line has them."""
 VISION = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-"""torchvision's wheel is linked to CUDA and does not load; importing it only needs these to be declared."""
+"""torchvision's wheel is linked to CUDA and doesn't load; importing it only needs these operators to be declared."""
 
 
 def declare_vision_operators() -> None:
-    """Let `import torchvision` find the operators that it registers fake kernels for."""
+    """Declare the operators for which `import torchvision` registers fake kernels."""
     for name in ("nms", "qnms"):
         VISION.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 def without_pinning(make: Callable[..., Any]) -> Callable[..., Any]:
-    """The same factory; memory can be pinned for an accelerator only, and torch raises without one."""
+    """Return the factory without memory pinning, for which torch needs an accelerator."""
 
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -58,21 +58,21 @@ def without_pinning(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pin_nothing() -> None:
-    """Make `pin_memory` mean nothing, as everything on a CPU is where it belongs."""
-    _device_constructors()  # remembers the factories by identity: it must see them before they are wrapped
+    """Turn `pin_memory` into a no-op, since a CPU needs no pinned memory."""
+    _device_constructors()  # it remembers the factories by identity, so call it before they are wrapped
     for name in ("tensor", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like"):
         setattr(torch, name, without_pinning(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
 
 
 def with_defaults(flags: list[str]) -> list[str]:
-    """The flags and those of DEFAULTS that are not among them."""
+    """Return the flags, plus the DEFAULTS that are not among them."""
     more = [(name, value) for name, value in DEFAULTS.items() if name not in flags]
     return [*flags, *(word for pair in more for word in pair if word is not None)]
 
 
 def main(flags: list[str]) -> None:
-    """Serve until it is told to end; no process of it stays."""
+    """Serve until told to stop; leave no process behind."""
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree

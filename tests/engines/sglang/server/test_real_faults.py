@@ -1,4 +1,4 @@
-"""T15 on the real server: faults of every kind, in the engine, the tools and the sandboxes, over 100 rollouts."""
+"""Check T15 on the real server: faults in the engine, the tools and the sandboxes over 100 rollouts."""
 
 import random
 from collections import Counter
@@ -28,7 +28,7 @@ POST = ("/abort_request",)
 
 
 class Relay:
-    """Passes requests on to a real server, and breaks some of the answers of /generate; what it broke is counted."""
+    """Forwards requests to a real server and breaks and counts some responses of /generate."""
 
     def __init__(self, url: str) -> None:
         self.client = JsonClient(url)
@@ -54,7 +54,7 @@ class Relay:
             self.faults[fault] += 1
             return 503, {"error": {"message": "draining"}}
         if fault == "abort":
-            # The answer is a partial one, as after an abort by anybody else who uses the server.
+            # Return a partial response, as after an abort by another user of the server.
             payload["sampling_params"]["max_new_tokens"] = 1
         status, body = await self.client.post("/generate", payload)
         assert status == 200, body
@@ -71,7 +71,7 @@ class Relay:
 
 
 class Unlucky(ChaseCompaction):
-    """Its tool says too much at times, and its sandbox dies at others."""
+    """An env whose tool sometimes returns too much text and whose sandbox sometimes dies."""
 
     limits = ag.Limits(turns=6, seconds=600, context_tokens=180)
     deaths = 0
@@ -92,7 +92,7 @@ class Unlucky(ChaseCompaction):
 
 @asynccontextmanager
 async def over(relay: Relay) -> AsyncIterator[tuple[SGLangEngine, list[Peer]]]:
-    """An engine over two ways to one server."""
+    """Yield an engine with two paths to one server, and the two peers."""
     async with relay.peer() as one, relay.peer() as two:
         async with SGLangEngine.attach(one.url, two.url, config=SGLangConfig(slots=16)) as engine:
             yield engine, [one, two]
@@ -100,7 +100,7 @@ async def over(relay: Relay) -> AsyncIterator[tuple[SGLangEngine, list[Peer]]]:
 
 
 def assert_lengths(groups: list[Group]) -> int:
-    """Every segment's three lists agree, every sampled id is in one turn; how many turns there are."""
+    """Assert that each segment's three lists agree and each sampled id is in one turn; return the number of turns."""
     turns = 0
     for rollout in (r for group in groups for r in group.rollouts):
         for segment in rollout.segments:
@@ -111,7 +111,7 @@ def assert_lengths(groups: list[Group]) -> int:
     return turns
 
 
-async def test_over_100_rollouts_with_faults_nothing_is_of_another_length_and_all_counts_add_up(url: str) -> None:
+async def test_lengths_agree_and_counts_add_up_over_100_rollouts_with_faults(url: str) -> None:
     relay = Relay(url)
     tasks = list(Chase.tasks("train")[:25])
     sandboxes = FakeSandboxPool(FakeSandbox)
@@ -128,14 +128,14 @@ async def test_over_100_rollouts_with_faults_nothing_is_of_another_length_and_al
         assert why["sandbox"] == Unlucky.deaths > 0
         assert why["other"] == 0
         assert metrics["stop/context"] > 0
-        # Every turn was answered whole, or failed its rollout; every request reached the relay once.
+        # Every turn was answered in full or failed its rollout; every request reached the relay once.
         assert counts.turns == turns + why["lies"] + why["aborted"] + why["unserved"]
         assert counts.requests == counts.turns + counts.retried - why["unserved"]
         assert counts.requests == sum(peer.asked["/generate"] for peer in peers) == relay.faults.total()
         assert counts.retried == relay.faults["hang_up"] + relay.faults["unavailable"] > 0
         assert (counts.lost_servers, sandboxes.leased, len(engine._turns)) == (0, [], 0)
         assert engine._fleet.router.sessions().total() == 0
-        # A rollout that is played again starts from nothing.
+        # A rollout that is run again starts from nothing.
         relay.unlucky = Unlucky.unlucky = False
         failed = {r.group_id for r in rollouts if r.reward is None}
         again = await run_groups(

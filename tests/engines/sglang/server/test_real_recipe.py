@@ -1,4 +1,4 @@
-"""`recipes.chase_grpo --engine sglang`, as a user runs it: a server of its own, trained against, and ended."""
+"""`recipes.chase_grpo --engine sglang` as a user runs it: it launches a server, trains on it and ends it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.engines.sglang.server.conftest import ROOT, real_config
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 
-def test_the_recipe_trains_on_a_server_of_its_own_and_ends_it(tmp_path: Path) -> None:
+def test_the_recipe_launches_a_server_trains_on_it_and_ends_it(tmp_path: Path) -> None:
     environment = os.environ | {
         "AGENTGYM_SGLANG": real_config().command,
         "OMP_NUM_THREADS": "1",

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 WARM = Sampling(temperature=0.7, max_tokens=40)
 GREEDY = Sampling(temperature=0.0)
 LOOP = [20] * 12
-"""Behind this the model repeats itself for ever when it is greedy."""
+"""After this prompt, the model repeats itself forever under greedy sampling."""
 SHORT = [30] * 12
 
 
@@ -48,7 +48,7 @@ async def engine(url: str) -> AsyncIterator[SGLangEngine]:
 
 @pytest.fixture(scope="module")
 def trained() -> Adapter:
-    """An adapter that changes what the model says."""
+    """Return an adapter that changes the model's output."""
     with Trainer(MODEL, TrainConfig(device="cpu")) as trainer:
         adapter = trainer.adapter()
     draw = np.random.default_rng(0)
@@ -65,7 +65,7 @@ async def say(engine: Engine, ids: list[int], session: str = "s", tokens: int = 
 
 @asynccontextmanager
 async def in_mid_turn(engine: SGLangEngine) -> AsyncIterator["asyncio.Task[Completion]"]:
-    """A turn of 400 ids that has sampled some: a shorter one beside it has ended."""
+    """Yield a turn of 400 ids that has sampled some of them: a shorter turn next to it has ended."""
     turn = asyncio.create_task(say(engine, LOOP, "long", 400, GREEDY))
     await say(engine, LOOP, "clock", 8, GREEDY)
     assert not turn.done()
@@ -73,14 +73,14 @@ async def in_mid_turn(engine: SGLangEngine) -> AsyncIterator["asyncio.Task[Compl
 
 
 async def scores(ids: list[int], adapter: Adapter | None, how: Sampling) -> Floats:
-    """By the embedded engine."""
+    """Return the embedded engine's scores."""
     async with TransformersEngine(MODEL, TransformersConfig(slots=1)) as local:
         await local.load_adapter(adapter, version=1)
         return await local.score(ids, sampling=how)
 
 
 def largest_gap(trainer: Trainer, groups: Groups) -> float:
-    """Between the engine's and the trainer's log-probability, over all sampled tokens, in nats."""
+    """Return the largest gap between the engine's and the trainer's log-probability of a sampled token, in nats."""
     gaps = [
         np.abs(trainer.score(s.token_ids.tolist(), sampling=WARM) - s.logprobs[1:])[s.sampled[1:]].max()
         for r in groups.rollouts
@@ -90,7 +90,7 @@ def largest_gap(trainer: Trainer, groups: Groups) -> float:
 
 
 @pytest.mark.parametrize("adapters", ["tensors", "disk"])
-async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(url: str, adapters: Any) -> None:
+async def test_the_engines_logprobs_match_the_trainers_on_every_sampled_token(url: str, adapters: Any) -> None:
     config = SGLangConfig(adapters=adapters, slots=16)
     async with (
         Trainer(MODEL, TrainConfig(temperature=0.7, lr=2e-3, device="cpu")) as trainer,
@@ -114,7 +114,7 @@ async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(url:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 0.7, 1.0, 1.7])
-async def test_logprobs_are_those_of_the_temperature(engine: SGLangEngine, temperature: float) -> None:
+async def test_logprobs_are_taken_at_the_sampling_temperature(engine: SGLangEngine, temperature: float) -> None:
     how = Sampling(temperature=temperature)
     done = await say(engine, SHORT, how=how)
     ids = [*SHORT, *done.token_ids.tolist()]
@@ -151,7 +151,7 @@ async def test_an_id_outside_the_vocabulary_never_reaches_the_server(engine: SGL
 
 
 @pytest.mark.parametrize("keep", [True, False])
-async def test_an_abort_in_mid_turn_keeps_the_partial_or_drops_it(engine: SGLangEngine, keep: bool) -> None:
+async def test_an_abort_during_a_turn_keeps_or_drops_the_partial_turn(engine: SGLangEngine, keep: bool) -> None:
     async with in_mid_turn(engine) as turn:
         await engine.abort("long", keep=keep)
         done = await turn
@@ -163,8 +163,8 @@ async def test_an_abort_in_mid_turn_keeps_the_partial_or_drops_it(engine: SGLang
     assert (await say(engine, LOOP, "long", 4, GREEDY)).finish_reason == "length"
 
 
-async def test_an_abort_and_a_cancel_end_one_request_and_no_other(url: str) -> None:
-    """The server ends every request whose id begins with the one it is given; `1` must not end `10` to `19`."""
+async def test_an_abort_and_a_cancel_end_only_their_own_request(url: str) -> None:
+    """The server ends every request whose id starts with the given one; aborting `1` must not end `10` to `19`."""
     async with SGLangEngine.attach(url, config=SGLangConfig(slots=32)) as engine:
         turns = [asyncio.create_task(say(engine, LOOP, f"{i}", 200, GREEDY)) for i in range(24)]
         await say(engine, LOOP, "clock", 8, GREEDY)
@@ -181,7 +181,7 @@ async def test_cancelling_a_turn_ends_its_request_on_the_server(engine: SGLangEn
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
-    # Each round trip to the scheduler is a step of its loop at least; the turn had several hundred to go.
+    # Each round trip to the scheduler takes at least one step of its loop; the turn had several hundred left.
     for _ in range(20):
         await round_trip(engine)
         if not await running(engine):
@@ -190,23 +190,23 @@ async def test_cancelling_a_turn_ends_its_request_on_the_server(engine: SGLangEn
 
 
 async def round_trip(engine: SGLangEngine) -> None:
-    """Ask the server's scheduler, which answers between two steps."""
+    """Send a request to the server's scheduler, which answers between two steps."""
     await engine._fleet.living[0].facts()
 
 
 async def running(engine: SGLangEngine) -> int:
-    """Requests that the server is sampling or has waiting."""
+    """Return the number of requests that the server is sampling or has queued."""
     server = engine._fleet.living[0]
     loads = (await server.client.get("/v1/loads")).body
     return sum(int(one["num_running_reqs"] + one["num_waiting_reqs"]) for one in loads["loads"])
 
 
-async def test_a_pause_holds_turns_where_they_are_and_resume_lets_them_go_on(engine: SGLangEngine) -> None:
+async def test_a_pause_stops_turns_and_resume_continues_them(engine: SGLangEngine) -> None:
     async with in_mid_turn(engine) as turn:
         await engine.pause()
         try:
             late = asyncio.create_task(say(engine, LOOP, "late", 4, GREEDY))
-            for _ in range(20):  # steps enough for the late one to end
+            for _ in range(20):  # enough steps for the late one to end
                 await round_trip(engine)
             assert (turn.done(), late.done()) == (False, False)
         finally:
@@ -216,7 +216,7 @@ async def test_a_pause_holds_turns_where_they_are_and_resume_lets_them_go_on(eng
         assert len((await late).token_ids) == 4
 
 
-async def test_a_swap_in_mid_turn_goes_on_under_the_new_weights_and_says_where(
+async def test_a_swap_during_a_turn_continues_under_the_new_weights_and_records_where(
     engine: SGLangEngine, trained: Adapter
 ) -> None:
     async with in_mid_turn(engine) as turn:
@@ -231,11 +231,11 @@ async def test_a_swap_in_mid_turn_goes_on_under_the_new_weights_and_says_where(
     at = len(LOOP) - 1
     np.testing.assert_allclose(done.logprobs[:cut], old[at : at + cut], atol=1e-4)
     np.testing.assert_allclose(done.logprobs[cut:], new[at + cut :], atol=1e-3)
-    assert np.abs(new - old).max() > 0.01  # so that neither could pass for the other
+    assert np.abs(new - old).max() > 0.01  # so that neither could be mistaken for the other
     assert engine.counts.continued == 1
 
 
-async def test_weights_pushed_to_the_server_in_mid_turn_are_named_per_token(engine: SGLangEngine) -> None:
+async def test_weights_pushed_during_a_turn_are_named_per_token(engine: SGLangEngine) -> None:
     server = engine._fleet.living[0]
     try:
         async with in_mid_turn(engine) as turn:
@@ -264,7 +264,7 @@ async def test_an_adapter_that_does_not_fit_is_a_value_error_and_changes_nothing
     np.testing.assert_allclose(await engine.score(SHORT, sampling=WARM), before, atol=1e-4)
 
 
-async def test_a_closed_engine_leaves_no_adapter_on_a_server_that_is_not_its_own(url: str, trained: Adapter) -> None:
+async def test_a_closed_engine_leaves_no_adapter_on_a_server_it_did_not_launch(url: str, trained: Adapter) -> None:
     async with SGLangEngine.attach(url) as engine:
         await engine.load_adapter(trained, version=1)
         name = engine._fleet.policy.lora or "no name"
@@ -276,14 +276,14 @@ async def test_a_closed_engine_leaves_no_adapter_on_a_server_that_is_not_its_own
 
 
 def crash(server: Server) -> None:
-    """Kill a server and all its processes, as a machine that runs out of memory does."""
+    """Kill a server and all its processes, as if the machine had run out of memory."""
     assert server.process is not None
     assert server.process.pid is not None
     os.killpg(server.process.pid, signal.SIGKILL)
 
 
 async def names(engine: SGLangEngine) -> set[str]:
-    """The models and adapters that the first server offers."""
+    """Return the models and adapters that the first server offers."""
     answer = await engine._fleet.servers[0].client.get("/v1/models")
     return {model["id"] for model in answer.body["data"]}
 
@@ -300,8 +300,8 @@ async def test_closing_right_after_a_swap_with_turns_in_flight_leaves_no_adapter
         assert await names(engine) == before
 
 
-async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_rollouts_fail_and_are_counted() -> None:
-    """Two servers of our own; the first is killed in mid-turn, the second in mid-rollout."""
+async def test_a_dead_servers_turns_move_and_without_another_server_rollouts_fail() -> None:
+    """Launch two servers; kill the first during a turn and the second during a rollout."""
     config = replace(real_config(), servers=2, startup_s=900, restarts=0)
     async with SGLangEngine.launch(MODEL, config) as engine:
         turns = [asyncio.create_task(say(engine, [20 + i] * 40, f"{i}", 200, GREEDY)) for i in range(8)]
@@ -339,7 +339,7 @@ async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_roll
             await say(engine, SHORT)
 
 
-async def test_a_part_of_the_distribution_is_drawn_with_the_logprobs_of_the_whole(engine: SGLangEngine) -> None:
+async def test_a_truncated_distribution_is_sampled_with_logprobs_of_the_whole(engine: SGLangEngine) -> None:
     part = Sampling(temperature=0.7, top_k=2, top_p=0.99, min_p=0.01)
     done = await say(engine, SHORT, "part", 20, part)
     sampled = done.token_ids.tolist()
@@ -347,7 +347,7 @@ async def test_a_part_of_the_distribution_is_drawn_with_the_logprobs_of_the_whol
     np.testing.assert_allclose(done.logprobs, whole[len(SHORT) - 1 :], atol=1e-3)
 
 
-async def test_a_stop_text_ends_a_turn_where_it_does_on_the_local_engine(engine: SGLangEngine) -> None:
+async def test_a_stop_text_ends_a_turn_at_the_same_place_as_on_the_local_engine(engine: SGLangEngine) -> None:
     async with TransformersEngine(MODEL, TransformersConfig(slots=1)) as local:
         ids = local.tokenizer.encode("<|im_start|>user\nStart at key 31.<|im_end|>\n<|im_start|>assistant\n")
         whole = await say(local, ids, "whole", 40, GREEDY)

@@ -1,4 +1,4 @@
-"""Two real servers under torchrun, merged weights, memory that is lent, and a server that is started again."""
+"""Two real servers under torchrun, merged weights, released memory, and a server that is restarted."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_two_servers_of_one_rank_of_two_hold_one_adapter_a_version(tmp_path: Path) -> None:
+def test_two_servers_of_one_rank_hold_one_adapter_per_version(tmp_path: Path) -> None:
     real_config()
     script = tmp_path / "sharing.py"
     script.write_text(SHARING)
@@ -75,13 +75,16 @@ def test_two_servers_of_one_rank_of_two_hold_one_adapter_a_version(tmp_path: Pat
         assert row["version"] == version
         assert row["sync/logprob_gap"] < 1e-3
         assert row["sync/arrived"] == pytest.approx(1, abs=0.05)
-        for held in row["adapters"]:  # the current one, and the one before until the next push
+        for held in row["adapters"]:  # the current one, and until the next push also the previous one
             assert first["names"][version - 1] in held
             assert set(held) <= set(first["names"][max(0, version - 2) : version])
 
 
-async def test_merged_weights_lent_memory_and_a_restart_on_a_real_server() -> None:
-    """One server for all of it: it takes a minute to start. The CPU build has no memory saver, so nothing is freed."""
+async def test_merged_weights_released_memory_and_a_restart_on_a_real_server() -> None:
+    """Use one server for everything, since it takes a minute to start.
+
+    The CPU build has no memory saver, so nothing is freed.
+    """
     config = replace(real_config(), adapters="merged", restarts=1, bucket_mb=1, health_s=60.0)
     train = TrainConfig(temperature=0.7, device="cpu", loss="cispo", warmup_steps=0)
     async with Trainer(MODEL, train) as trainer, SGLangEngine.launch(MODEL, config) as engine:
@@ -95,10 +98,10 @@ async def test_merged_weights_lent_memory_and_a_restart_on_a_real_server() -> No
         await engine.generate(IDS, session="clock", max_tokens=8, sampling=GREEDY, seed=1)
         await trainer.step(batch(3))
         await sync(3)
-        done = await long  # a request that the push overtook goes on from what it had
+        done = await long  # a request that the push interrupted continues from its tokens
         assert {v.version for v in done.versions} <= {2, 3}
         assert done.finish_reason in ("length", "stop")
-        # As of `colocate`, whose flags the CPU build refuses for want of torch_memory_saver.
+        # As with `colocate`, whose flags the CPU build refuses because it lacks torch_memory_saver.
         engine._config = replace(engine._config, colocate="drop")
         before = await engine.score(IDS, sampling=WARM)
         await engine.drain()
@@ -108,7 +111,7 @@ async def test_merged_weights_lent_memory_and_a_restart_on_a_real_server() -> No
         np.testing.assert_allclose(await engine.score(IDS, sampling=WARM), before, atol=1e-5)
         await engine.load_adapter(None, version=4)
         full = TrainConfig(method="full", lr=5e-4, temperature=0.7, device="cpu", loss="cispo", warmup_steps=0)
-        with Trainer(MODEL, full) as whole:  # every weight takes the place of the server's: embedding and norms too
+        with Trainer(MODEL, full) as whole:  # every weight of the server is replaced, including embedding and norms
             proof = WeightSync(whole, engine, IDS, WARM)
             await proof.begin()
             for version in (5, 6):
@@ -122,8 +125,8 @@ async def test_merged_weights_lent_memory_and_a_restart_on_a_real_server() -> No
         assert server.process.pid is not None
         os.killpg(server.process.pid, signal.SIGKILL)
         engine._fleet.lose(server)
-        while not server.process.ended:  # noqa: ASYNC110  its supervisor notes that in a moment
+        while not server.process.ended:  # noqa: ASYNC110  its supervisor notices that in a moment
             await asyncio.sleep(0.01)
-        await engine._fleet._revive(server)  # as its watch does, a check later
+        await engine._fleet._revive(server)  # as its watch does one check later
         assert (engine.counts.restarts, server.alive) == (1, True)
         np.testing.assert_allclose(await engine.score(IDS, sampling=WARM), before, atol=1e-4)

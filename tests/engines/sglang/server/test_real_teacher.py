@@ -1,4 +1,4 @@
-"""A teacher on real servers: under torchrun, where the first process launches them, and on one that runs already."""
+"""A teacher on real servers: launched by the first process under torchrun, or already running."""
 
 import json
 import os
@@ -22,8 +22,8 @@ def steps_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_recipe_on_two_processes_learns_from_a_teacher_whose_server_the_first_one_launched(tmp_path: Path) -> None:
-    """The teacher is the student's base, so that they diverge by what two engines compute otherwise: almost nothing."""
+def test_a_recipe_on_two_processes_learns_from_a_server_launched_by_the_first(tmp_path: Path) -> None:
+    """The teacher is the student's base, so they differ only by the two engines' rounding: almost nothing."""
     command = real_config().command
     flags = ["--model", str(MODEL), "--teacher", str(MODEL), "--teacher-engine", "sglang", "--train.device", "cpu"]
     flags += ["--teacher-engine.startup-s", "1200", "--teacher-engine.slots", "4", "--sandbox", "unsafe"]
@@ -58,7 +58,7 @@ def test_a_recipe_on_two_processes_learns_from_a_teacher_whose_server_the_first_
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_a_server_that_runs_already_teaches_although_it_takes_adapters(
+async def test_a_running_server_can_teach_even_if_it_accepts_adapters(
     url: str, temperature: float, tmp_path: Path
 ) -> None:
     run = replace(

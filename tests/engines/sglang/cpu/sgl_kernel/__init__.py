@@ -1,7 +1,7 @@
-"""Stands in for SGLang's compiled kernels on a CPU: the one that every request needs; the others raise.
+"""Replaces SGLang's compiled kernels on a CPU: it has the one kernel that every request needs; the others raise.
 
-`convert_weight_packed` is left out of torch.ops on purpose: by that SGLang sees that there is no CPU kernel at all, and
-every layer runs in plain torch.
+`convert_weight_packed` is left out of torch.ops on purpose: without it, SGLang concludes that there is no CPU kernel
+at all and runs every layer in plain torch.
 """
 
 from collections.abc import Callable
