@@ -186,7 +186,7 @@ async def test_an_evaluation_is_refused_before_anything_is_loaded_or_run() -> No
             Shown,
             r"^env: the prompt of task 'train-seen' has an image, messages\[0\]\.content\[1\], but training supports",
         ),
-        (Returns, r"^env: tool 'picture' of Returns returns an image, but training supports only text; evaluate on"),
+        (Returns, r"^env: tool 'picture' of Returns returns an image, but training supports only text; evaluate with"),
         (
             mix({"a": ag.Member(Looks, 1), "b": ag.Member(Returns, 1)}),
             r"^env: tool 'picture' of Returns returns an image, but training supports only text",

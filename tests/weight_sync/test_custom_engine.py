@@ -123,7 +123,7 @@ def test_a_custom_engine_can_be_named_on_the_command_line() -> None:
     run = settings(chase_grpo.RECIPE, ["--engine", "mine_engine:Mine", "--engine.slots", "5"])
     assert run.engine == ag.CustomEngineConfig(name="mine_engine:Mine", slots=5)
     with pytest.raises(
-        RefusedWords, match=r"^--engine: must be transformers, sglang or package\.module:Class, got 'vllm'"
+        RefusedWords, match=r"^--engine: expected transformers, sglang or package\.module:Class, got 'vllm'"
     ):
         settings(chase_grpo.RECIPE, ["--engine", "vllm"])
     with pytest.raises(ValueError, match=r"^name: expected package\.module:Class, got 'mine'"):
