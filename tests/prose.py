@@ -39,7 +39,7 @@ class Count:
 
 AFTER_A_NOUN = r"(?= (?:and|as|at|but|for|from|has|if|in|is|or|so|that|to|which|with|without)\b|[^ \w]|$| ?\n)"
 COUNTS = {
-    "where": Count(r"\bwhere\b", 15),
+    "where": Count(r"(?-i:\b[Ww]here\b)", 15),
     "behind": Count(r"(?<!left )(?<!leaves )\bbehind (?!an? |one |`|the API|ssh)\w", 1),
     "goes on": Count(r"\b(?:goes|go|going|went|gone) on\b", 1),
     "is no X": Count(r"(?<!there )\b(?:is|are|was|were) no (?!longer\b|\w+ than\b|\w+ an? )\w", 1),
