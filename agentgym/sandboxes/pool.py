@@ -29,7 +29,7 @@ _log = logging.getLogger("agentgym.sandboxes")
 class Pool:
     """At most `size` sandboxes, each started when first needed; implements `SandboxPool`.
 
-    A returned sandbox goes through a verified reset in the background, so a lease ends at once, also on cancellation.
+    A returned sandbox goes through a verified reset in the background, so a lease ends at once, even on cancellation.
     A sandbox that is broken, old or slow to clean is closed, and the next lease starts a new one in its place.
 
     Args:

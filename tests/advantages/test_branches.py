@@ -214,7 +214,7 @@ def test_a_branch_that_is_none_does_not_build(change: dict[str, object], message
 
 def test_segments_of_no_branch_do_not_build() -> None:
     one = played("a", 1.0, 2, (1, 0.0, 1))
-    with pytest.raises(ValueError, match="branch: it does not exist"):
+    with pytest.raises(ValueError, match="branch: there is no such branch"):
         replace(one, branches=())
     with pytest.raises(ValueError, match="branch: None in a segment that starts a branch"):
         replace(one.segments[1], branch=None)
