@@ -26,7 +26,7 @@ BOUNDS = {
 
 def _without_nul(value: str) -> str:
     if "\0" in value:
-        raise ValueError("must not contain the character NUL")
+        raise ValueError("must not contain a NUL character")
     return value
 
 
@@ -138,7 +138,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def checked_dataclass(**options: Any) -> Callable[[C], C]:
     """Make a config of a class: a dataclass, with the same options, whose fields pydantic validates.
 
-    Each field gets a value of its type within its bounds, also after `dataclasses.replace`; otherwise a ValueError
+    Each field gets a value of its type within its bounds, even after `dataclasses.replace`; otherwise a ValueError
     names the field and the accepted values. Types are exact: True isn't a number, and neither is text. An integer
     becomes a float if the field is a float, and a field's type may accept more (`Folder` accepts text). An unknown
     field is a TypeError that suggests the intended one. If a class in `ELSEWHERE` has it, the message names that

@@ -141,7 +141,7 @@ def gpu_number(device: str, gpus: int) -> int:
 
 @contextmanager
 def of_field(field: str) -> Iterator[None]:
-    """Replace `model` by the field that named the model in a ValueError about loading it."""
+    """Replace `model` with the field that named the model in a ValueError about loading it."""
     try:
         yield
     except ValueError as error:

@@ -107,7 +107,7 @@ def build_samples(
     Args:
         groups: The groups to train on.
         advantage_estimator: The estimator of `agentgym.advantages.group`.
-        merge: Make one sample per segment, instead of one per turn.
+        merge: Whether to make one sample per segment, instead of one per turn.
         credit: "outcome" gives every sampled token the advantage of its rollout. "turn" gives each turn a separate
             advantage, from the rewards of the environment's steps from that turn on (`turn_advantages`). "branches"
             gives the turns between two states with branches one advantage, estimated from the results of the branches,
@@ -150,7 +150,7 @@ def teacher_samples(
         groups: The groups to train on.
         advantages: The advantages of a segment's tokens, by rollout id and segment index, as `teacher_advantages`
             returns them.
-        merge: Make one sample per segment, instead of one per turn.
+        merge: Whether to make one sample per segment, instead of one per turn.
 
     Raises:
         ValueError: If a segment has no advantages, in which case the message names it, if a rollout id appears twice,

@@ -25,7 +25,7 @@ KINDS = ("docstring", "page", "comment", "message")
 DATA = ("tests/sandboxes/payloads", "envs/repo/parts", "envs/code_repair/modules")
 """Folders of programs that are data of tests and environments."""
 MESSAGES = ("agentgym", "benchmarks", "recipes", "sandbox")
-"""The folders whose texts count as messages. In tests they are inputs, and trained models read those of environments."""
+"""The folders whose texts count as messages. In tests they are inputs, and trained models read the environments'."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ COUNTS = {
 }
 """The counts by name. In pydantic, click, hypothesis and networkx "where" has 6 to 16, the rest but "if" 0 or 1.
 
-Natural uses do not count: `left behind`, `behind a proxy`, `is no longer`, `is no better than`, `part of its own group`,
+Natural uses do not count: `left behind`, `behind a proxy`, `is no longer`, `is no better than`, `of its own group`,
 `says what is missing`, and questions.
 """
 

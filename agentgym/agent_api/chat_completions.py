@@ -66,7 +66,7 @@ def read(said: Mapping[str, Any]) -> AgentRequest:
 
 
 def _refuse(said: Mapping[str, Any]) -> None:
-    """Refuse fields that a response could only pretend to follow."""
+    """Refuse options that the endpoint does not support and must not silently ignore."""
     if said.get("n") not in (None, 1):
         raise wrong("n", "must be 1; send another request for another answer", said["n"])
     if (may(said, "response_format", dict) or {"type": "text"}).get("type") != "text":

@@ -93,7 +93,7 @@ def texts(value: Any, name: str) -> tuple[str, ...]:
     if len(listed) > MAX_STOPS or any(len(text) > MAX_STOP_LENGTH for text in listed):
         raise wrong(name, f"must hold at most {MAX_STOPS} texts of {MAX_STOP_LENGTH} characters", value)
     if any("\0" in text for text in listed):
-        raise wrong(name, "must not contain the character NUL", value)
+        raise wrong(name, "must not contain a NUL character", value)
     return tuple(listed)
 
 

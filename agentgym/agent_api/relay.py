@@ -22,7 +22,7 @@ class Relay:
         self.writers: dict[int, asyncio.StreamWriter] = {}
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry a client's data until it hangs up or the host ends the connection."""
+        """Forward a client's data until it hangs up or the host ends the connection."""
         self.made += 1
         number = self.made
         self.writers[number] = writer
@@ -41,7 +41,7 @@ class Relay:
             writer.close()
 
     async def carry(self, source: asyncio.StreamReader) -> None:
-        """Carry the host's data until its end."""
+        """Forward the host's data until its end."""
         while True:
             number, length = HEAD.unpack(await source.readexactly(HEAD.size))
             piece = await source.readexactly(length)

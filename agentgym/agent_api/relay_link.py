@@ -127,7 +127,7 @@ class RelayLink:
         return True
 
     async def write(self) -> None:
-        """Carry data to clients, in order."""
+        """Forward data to clients, in order."""
         while True:
             await self._process.write(await self._said.get())
             self._said.task_done()
@@ -195,7 +195,7 @@ class _RelayTransport(asyncio.BaseTransport):
         self._closed = False
 
     def write(self, data: bytes) -> None:
-        """Carry bytes to the client, in frames of a size that the relay accepts."""
+        """Forward bytes to the client, in frames of a size that the relay accepts."""
         for at in range(0, 0 if self._closed else len(data), _MAX_FRAME):
             self._relay.say(self._number, data[at : at + _MAX_FRAME])
 

@@ -54,7 +54,7 @@ class SpecialTokenSplitter:
 
 
 class _Pieces(dict[str, bytes]):
-    """The raw ids of special tokens and of the pieces between them; a new piece is encoded when it is looked up."""
+    """Maps special tokens and the pieces between them to their ids as bytes; a new piece is encoded on lookup."""
 
     def __init__(self, backend: Any, words: WordCache | None, special_tokens: Mapping[str, bytes]) -> None:
         super().__init__({"": b"", **special_tokens})

@@ -47,7 +47,7 @@ def readable(reply: Message, *, as_calls: bool) -> Message:
 
 
 def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
-    """Return the forms of a reply, the closest to the original first."""
+    """Return alternative forms of a reply, the closest to the original first."""
     if "tool_calls" not in reply:
         return [reply]
     first = readable(reply, as_calls=as_calls) if is_malformed(reply) else reply
@@ -75,7 +75,7 @@ def from_user(messages: Sequence[Message]) -> list[Message]:
 def fits(
     reply: Message, body: str, new: Sequence[Message], *, as_calls: bool
 ) -> Iterator[tuple[Message, list[Message]]]:
-    """Yield forms of a reply and its answers, the closest to the original first."""
+    """Yield alternative forms of a reply and its answers, the closest to the original first."""
     forms = _forms(reply, body, as_calls=as_calls)
     for told in ([*new], joined(new)):
         yield from ((form, told) for form in forms)
@@ -84,7 +84,7 @@ def fits(
 
 
 def history_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Yield forms of a whole conversation, the closest to the original first."""
+    """Yield alternative forms of a whole conversation, the closest to the original first."""
     shown = [_said(m, "") if is_malformed(m) else m for m in messages]
     yield shown
     yield joined(shown)

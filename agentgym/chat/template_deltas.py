@@ -158,7 +158,7 @@ def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str, fields: Se
 
 
 def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
-    """Return the index after the mark that follows `skip` other marks, or None if there are fewer."""
+    """Return the index after the occurrence of `mark` that follows `skip` others, or None if there are fewer."""
     if not mark:
         return None
     for _ in range(skip + 1):

@@ -77,7 +77,7 @@ def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Seque
 
 
 class _Found(Exception):
-    """A problem that a helper of a check found."""
+    """Raised when a check's helper finds a problem."""
 
 
 def _turn(tokenizer: ChatTokenizer, told: Sequence[Message], tools: Sequence[dict[str, Any]]) -> tuple[str, str]:

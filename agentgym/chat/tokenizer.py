@@ -190,7 +190,7 @@ def chat_tokenizer(
         return HuggingFaceTokenizer(tokenizer, chat_template_kwargs=template_kwargs)
     except TemplateError as error:
         line = f" in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-        raise ValueError(f"chat_template: it cannot be rendered{line}: {error}; fix it or give another one") from error
+        raise ValueError(f"chat_template: cannot be rendered{line}: {error}; fix it or give another one") from error
 
 
 def _as_set(ids: int | list[int] | None) -> frozenset[int]:

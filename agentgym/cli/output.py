@@ -11,7 +11,7 @@ from agentgym.types.transcript import printable
 
 
 class RefusedWords(AgentGymError):
-    """A command line that no command accepts; the exit code is 2 then."""
+    """A command line that no command accepts, for which the exit code is 2."""
 
 
 def say(line: str) -> None:

@@ -212,7 +212,7 @@ class Stop:
             signal.signal(number, handler)
 
     async def cancels(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the work; a signal cancels it."""
+        """Run a coroutine, which the first signal cancels."""
         task = asyncio.current_task()
         assert task is not None
         self._running = asyncio.get_running_loop(), task

@@ -41,6 +41,6 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path | None
     except (StoreError, FileNotFoundError) as error:
         raise AgentGymError(f"runs: {error}") from error
     counts = [counted(written.runs, "run"), counted(written.lines, "line"), counted(len(written.pictures), "plot")]
-    say(f"{written.page}: {counts[0]} in {counts[1]}, {counts[2]} next to it")
+    say(f"{written.page}: {counts[0]} in {counts[1]}, with {counts[2]} in the same folder")
     flush()
     return 0

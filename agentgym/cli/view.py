@@ -80,5 +80,5 @@ def view(
 
 
 def _has_screen() -> bool:
-    """Return whether a browser can open a window; a browser within the terminal would take the terminal over."""
+    """Return whether a browser can open a window; a text-mode browser would take over the terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -123,7 +123,7 @@ class EvaluationWorker:
         return await self._run(self._opened_now.judge(task, scored))
 
     async def tokenizers(self) -> dict[str, Any]:
-        """Return the models' tokenizers by name, "" for the evaluated model."""
+        """Return the models' tokenizers by name; the key of the evaluated model is ""."""
         return sendable_tokenizers(self._opened_now.engine, self._opened_now.models)
 
     async def close(self) -> None:

@@ -92,7 +92,7 @@ class Cluster:
     losses: Losses = field(default_factory=Losses)
 
     def lost(self) -> dict[str, int]:
-        """Return the counts of the run's losses so far."""
+        """Return the counts so far of lost processes, their replacements, and lost rollouts."""
         return self.losses.counts()
 
     @asynccontextmanager

@@ -34,7 +34,7 @@ class ServerActor:
         return engine.urls[0]
 
     async def close(self) -> None:
-        """Stop the server with all its processes."""
+        """Stop the server and all its processes."""
         await self._stack.aclose()
 
     async def serve(self) -> None:
@@ -44,7 +44,7 @@ class ServerActor:
 
 @dataclass(slots=True, eq=False)
 class Servers:
-    """The servers of a run, by URL. A server whose process or node is lost is started again where there is room.
+    """The servers of a run, by URL. A server whose process or node is lost is replaced wherever the cluster has room.
 
     `moved` is called with the URL of the lost server and the URL of its replacement.
     """
@@ -56,7 +56,7 @@ class Servers:
     """Counts lost servers and their replacements."""
     moved: Callable[[str, str], Awaitable[None]] | None = None
     lost: int = 0
-    """Number of lost servers; at most `restarts` are started again."""
+    """Number of lost servers, of which at most `restarts` are replaced."""
     actors: dict[str, Any] = field(default_factory=dict)
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -96,7 +96,7 @@ class Servers:
         return ray.remote(ServerActor).options(**options).remote(self.model, self.config)
 
     async def _watch(self, url: str, actor: Any) -> None:
-        """Start a server again whenever its process has ended, until `restarts` are used up."""
+        """Start a replacement whenever the server's process has ended, as long as `restarts` allows it."""
         while True:
             try:
                 await actor.serve.remote()
@@ -108,12 +108,12 @@ class Servers:
             if self.lost > self.restarts:
                 _LOG.error("cluster.restarts: %d servers were lost; not starting another one: %s", self.lost, said)
                 return
-            _LOG.warning("the server at %s was lost; starting it again: %s", url, said)
+            _LOG.warning("the server at %s was lost; starting a replacement: %s", url, said)
             actor = self._start()
             try:
                 fresh: str = await answer(actor.open.remote())
             except (RayActorError, AgentGymError) as again:
-                _LOG.error("the server at %s could not be started again: %s", url, str(again).splitlines()[0])
+                _LOG.error("the server at %s could not be replaced: %s", url, str(again).splitlines()[0])
                 return
             self.actors[fresh] = actor
             self.losses.servers_replaced += 1

@@ -41,7 +41,7 @@ class Workers:
     losses: Losses
     """Counts workers that ended by themselves and their replacements."""
     kind: Literal["workers", "eval_workers"] = "workers"
-    """Their name in the counts of losses."""
+    """The workers' name in the counts of lost processes."""
     facts: EngineFacts | None = None
     lost: int = 0
     """Number of workers that ended by themselves since `open`; at most `restarts` are replaced."""

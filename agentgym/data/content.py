@@ -53,10 +53,13 @@ def _instead(what: str, where: list[Any]) -> str:
         )
     if "function" in what:
         return (
-            f"{what} has no text that is the same in every process; keep the key that selects it, such as its name, "
-            f"and look it up in the env, or {EXCLUDE}"
+            f"expected a value with the same text in every process, got {what}; keep the key that selects it, such as "
+            f"its name, and look it up in the env, or {EXCLUDE}"
         )
-    return f"{what} has no text that is the same in every process; keep the data that it is made from, or {EXCLUDE}"
+    return (
+        f"expected a value with the same text in every process, got {what}; keep the data that it is made from, or "
+        f"{EXCLUDE}"
+    )
 
 
 def content(task: Task) -> str:
@@ -75,7 +78,9 @@ def key_text(value: Any) -> str:
     try:
         return repr(_sorted(plain(value, _raw)))
     except NotPlainError as error:
-        raise ValueError(f"by: {error} has no text that is the same in every process; return text") from error
+        raise ValueError(
+            f"by: expected a value with the same text in every process, got {error}; return text"
+        ) from error
 
 
 def _sorted(value: Any) -> Any:

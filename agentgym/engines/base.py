@@ -95,7 +95,7 @@ class WeightsEngine(Protocol):
             version: Policy version of tokens sampled from now on.
 
         Raises:
-            ValueError: If the weights belong to a different model; nothing changes then.
+            ValueError: If the weights belong to a different model, in which case nothing changes.
         """
         ...
 
@@ -125,10 +125,10 @@ class SharedEngine(Protocol):
             version: Policy version of the upload.
 
         Returns:
-            What `pull` takes. It can be pickled.
+            The argument for `pull`. It can be pickled.
 
         Raises:
-            ValueError: If the adapter or the weights don't fit the model; nothing changes then.
+            ValueError: If the adapter or the weights don't fit the model, in which case nothing changes.
         """
         ...
 
@@ -136,7 +136,7 @@ class SharedEngine(Protocol):
         """Sample new tokens from a policy that this or another client pushed.
 
         Args:
-            policy: What `push` returned.
+            policy: The return value of `push`.
         """
         ...
 

@@ -84,7 +84,8 @@ class Env(Generic[TaskT]):
         made: type = cls
         if not isinstance(inspect.getattr_static(made, "sandbox"), property):
             raise ValueError(
-                f"{name}.sandbox: is a rollout's leased sandbox; declare the kind of sandbox as `sandbox_spec = ...`"
+                f"{name}.sandbox: this name is reserved for a rollout's leased sandbox; declare the kind of sandbox as "
+                "`sandbox_spec = ...`"
             )
         check_settings(made, _SETTINGS)
         check_on_class(made, "tasks")

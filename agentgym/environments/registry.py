@@ -197,7 +197,7 @@ def _top(path: Path) -> Path:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """Yield the dotted names that the file may have, longest first, so that a package's file is imported as such."""
+    """Yield the dotted names that the file may have, longest first, so that packages' modules keep their full names."""
     parts = path.with_suffix("").parts
     for start in range(1, len(parts)):
         if all(part.isidentifier() for part in parts[start:]) and str(Path(*parts[:start])) in _path():

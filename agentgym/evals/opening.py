@@ -76,7 +76,7 @@ def opened_name(model: Model) -> str:
 
 
 def _whole(name: str | Path) -> str:
-    """Return a folder's absolute path, which is valid from every working folder, and any other name unchanged."""
+    """Return a folder's absolute path, which is valid from every working directory, and any other name unchanged."""
     is_folder = os.path.isdir(name)  # noqa: PTH112 - Path.is_dir raises for a name that is too long
     return str(Path(name).resolve() if is_folder else name)
 

@@ -41,7 +41,7 @@ def documents(stored: StoredRollout, name: str, model: str | None) -> dict[str, 
     """
     rollout = stored.rollout
     if not rollout.segments:
-        raise ValueError(f"rollout {rollout.rollout_id!r}: it has no segment")
+        raise ValueError(f"rollout {rollout.rollout_id!r} has no segments")
     chain = _chain(rollout, rollout.segments[0])
     files = [f"{name}.json", *(f"{name}.cont-{number}.json" for number in range(1, len(chain)))]
     made = [_document(rollout, segment, model) for segment in chain]

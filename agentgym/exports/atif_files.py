@@ -130,7 +130,7 @@ def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str,
         allowance.take(path, size)
         found: dict[str, Any] = read_object(path, within=folder, most=size)
     except OSError as error:
-        raise ValueError(f"{path}: no JSON file can be read here ({error.strerror})") from error
+        raise ValueError(f"{path} cannot be read as a JSON file ({error.strerror})") from error
     try:
         _Trajectory.model_validate(found)
     except ValidationError as error:

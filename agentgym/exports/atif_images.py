@@ -22,7 +22,7 @@ def without_details(content: Any) -> Any:
 
 
 def take_out(document: dict[str, Any]) -> dict[str, bytes]:
-    """Replace the images in a trajectory's parts by file names, and return these files by name."""
+    """Replace the images in a trajectory's parts with file names, and return these files by name."""
     files: dict[str, bytes] = {}
     for _, holder, field in _contents(document):
         holder[field] = [_named(part, files) if is_image(part) else part for part in holder[field]]
@@ -39,10 +39,10 @@ def _named(part: Mapping[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
 
 
 def put_back(document: dict[str, Any], folder: Path, allowance: Allowance) -> None:
-    """Replace file names in a trajectory's parts by their images, reading each file below its folder once.
+    """Replace the file names in a trajectory's parts with the images, reading each file only once.
 
-    Each reference to an image counts toward the allowance at the image's size as text, because each is stored as
-    text.
+    Every reference uses up as much of the allowance as the image takes as base64 text, even if several name the same
+    file, because each is stored as text.
 
     Args:
         document: The trajectory, changed in place.
@@ -50,7 +50,7 @@ def put_back(document: dict[str, Any], folder: Path, allowance: Allowance) -> No
         allowance: Limit on the bytes read.
 
     Raises:
-        ValueError: If an image can't be read; the message names the step and the file.
+        ValueError: If an image can't be read or is outside the folder; the message names the step and the file.
     """
     files = _Files(folder, allowance)
     for place, holder, field in _contents(document):

@@ -144,10 +144,10 @@ def _another(of: Path, path: Path, name: str, files: set[Path]) -> Path:
     """
     file = below(of, path.parent, name)
     if (real := real_path(file)) in files:
-        raise ValueError(f"{path}: it refers to {file} twice")
+        raise ValueError(f"{path} refers to {file} twice")
     files.add(real)
     if len(files) > MOST_FILES:
-        raise ValueError(f"{path}: it refers to more than {MOST_FILES} files")
+        raise ValueError(f"{path} refers to more than {MOST_FILES} files")
     return file
 
 

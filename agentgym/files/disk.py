@@ -49,7 +49,7 @@ def is_gone(path: Path) -> bool:
 
 
 def _code(error: BaseException) -> int:
-    """Return the system's error code, also if a library converted the system's error, or 0 if there is none."""
+    """Return the system's error code, even if a library converted the system's error, or 0 if there is none."""
     code = error.errno if isinstance(error, OSError) else None
     if code is None and (found := _IN_TEXT.search(str(error))):
         code = int(found[1] or found[2])
@@ -82,9 +82,9 @@ class Refusals:
         A failure is reported at most once a minute, with its consequence. All other errors are raised.
 
         Args:
-            what: What is written, as named in reports and counts.
-            write: Writes it.
-            then: What happens if it can't be written, as the end of a sentence.
+            what: Name of the written data, for reports and counts.
+            write: Function that writes the data.
+            then: The consequence of a failure, worded as the end of a sentence.
         """
         try:
             write()

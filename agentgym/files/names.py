@@ -13,17 +13,17 @@ from pathlib import Path
 
 
 def whole_path(path: str | Path) -> Path:
-    """Return the absolute path, so that later changes of the working folder don't affect it.
+    """Return the absolute path, so that later changes to the working directory don't affect it.
 
     Raises:
-        ValueError: If the path is relative and the working folder no longer exists.
+        ValueError: If the path is relative and the working directory no longer exists.
     """
     try:
         return Path(path).absolute()
     except FileNotFoundError:
         raise ValueError(
-            f"output_dir, resume: {path} is relative to the working folder, which was removed; change to a "
-            "folder that exists"
+            f"output_dir, resume: {path} is relative to the working directory, which was removed; change to "
+            "one that exists"
         ) from None
 
 
@@ -112,10 +112,10 @@ def _program() -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """Return a path as the user would type it in the shell: relative if it is below the shell's working folder."""
+    """Return a path as the user would type it in the shell: relative if it is below the shell's working directory."""
     with suppress(OSError, ValueError):
         here = Path(os.environ["PWD"]) if "PWD" in os.environ else Path.cwd()
-        if here.samefile(Path.cwd()):  # otherwise the process changed its working folder, or PWD is stale
+        if here.samefile(Path.cwd()):  # otherwise the process changed its working directory, or PWD is stale
             return str(path.relative_to(here))
     return str(path)
 

@@ -66,8 +66,8 @@ async def evaluate(
     Args:
         env: The env's class, its registered name, or its location, such as `"my_env:Pointers"`.
         model: An open engine, a model's folder or hub name, an adapter's folder, or the URL of a chat endpoint.
-        n: Number of tasks to run, from the start of the split or of `tasks`; None runs 128. Logs a warning if there
-            are fewer.
+        n: Number of tasks to run, from the start of the split or of `tasks`; None runs 128. If there
+            are fewer, a warning is logged.
         k: Number of attempts per task.
         seed: Seed of all random draws. Each attempt at a task has different draws; the same seed repeats them.
         solved: Minimum reward of an attempt that solves its task.
@@ -93,7 +93,7 @@ async def evaluate(
         The rollouts and their scores.
 
     Raises:
-        ValueError: If there are no tasks, or if an argument or the folder doesn't fit.
+        ValueError: If there are no tasks, if an argument is invalid, or if the folder can't hold this evaluation.
         TypeError: If an argument has the wrong type.
         AgentGymError: If all rollouts failed.
     """

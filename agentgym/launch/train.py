@@ -79,7 +79,7 @@ async def train_policy(
 async def open_parts(run: RunConfig, losses: Losses) -> AsyncIterator[Parts]:
     """Yield the run's parts. With `ray`, join the cluster, or start one on this machine.
 
-    Losses on the cluster are counted in `losses`.
+    Processes and rollouts that are lost on the cluster are counted in `losses`.
     """
     if run.ray == OFF:
         yield LocalParts(run)

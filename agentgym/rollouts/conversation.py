@@ -141,7 +141,7 @@ class Conversation:
             self.turns_left -= turns
 
     async def _generate(self, chat: Chat, budget: int, sampling: Sampling | None) -> _Sampled:
-        """Request a turn from the engine with token ids."""
+        """Request a turn by sending the engine token ids."""
         state, segment, used = self.state, self.segment, 0
         try:
             completion = await self.engine.generate(
@@ -161,7 +161,7 @@ class Conversation:
         return completion, ids, chat.parse(ids, stopped=completion.finish_reason == "stop")
 
     async def _reply(self, chat: MessageChat, budget: int) -> _Sampled:
-        """Request a turn from the engine with messages; the segment then has as many ids as the engine counted."""
+        """Request a turn by sending the engine messages; the segment then has as many ids as the engine counted."""
         state, segment, used = self.state, self.segment, 0
         assert isinstance(self.engine, MessageEngine)
         try:

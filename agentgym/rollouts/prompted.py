@@ -134,7 +134,7 @@ class PromptedPolicy:
             return self._note(request, key, conversation)
 
     async def count(self, request: AgentRequest) -> int:
-        """Return the number of ids in the request's conversation, rendered whole."""
+        """Return the number of token ids that the request's whole conversation is rendered to."""
         with _refusing("the request"):
             self._check_size(request)
             return len(await self._large.work(request.size, lambda: self._whole(request).prompt))

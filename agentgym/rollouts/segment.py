@@ -142,7 +142,7 @@ class OpenSegment:
         )
 
     def set_answer(self, turn: int, messages: Sequence[Message]) -> None:
-        """Replace the recorded answer to a turn by the messages that its context actually continued with."""
+        """Replace the recorded answer to a turn with the messages that its context actually continued with."""
         self.turns[turn] = self.turns[turn]._replace(env_messages=tuple(messages))
 
     def logprobs(self, turn: int) -> Floats:
@@ -151,7 +151,7 @@ class OpenSegment:
         return np.frombuffer(self.scores[turn], np.float32, ids)
 
     def realign(self, at: int, token_ids: Sequence[int]) -> None:
-        """Replace everything from `at` on by `token_ids`; the last turn keeps the ids that it sampled before `at`.
+        """Replace everything from `at` on with `token_ids`; the last turn keeps the ids that it sampled before `at`.
 
         ::
 

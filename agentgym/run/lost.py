@@ -1,4 +1,4 @@
-"""Losses of a run on a cluster: their counts, and the errors that they raise."""
+"""Processes and rollouts that a run on a cluster loses: their counts, and the errors that a loss raises."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -274,7 +274,7 @@ def _content(file: int) -> bytes:
 
 
 def strict(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace non-finite metrics by None, and count them in `metrics_not_finite`."""
+    """Replace non-finite metrics with None, and count them in `metrics_not_finite`."""
     odd = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
     return {**row, **dict.fromkeys(odd), "metrics_not_finite": len(odd)} if odd else dict(row)
 

@@ -189,9 +189,7 @@ async def _entered(made: Any) -> AsyncIterator[Any]:
         return
     if inspect.iscoroutine(made):
         made.close()
-        raise ValueError(
-            "engine: it must be a class or a plain function, not async; open what it needs in `__aenter__`"
-        )
+        raise ValueError("engine: must be a class or a plain function, not async; open what it needs in `__aenter__`")
     yield made
 
 

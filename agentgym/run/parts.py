@@ -46,7 +46,7 @@ class Parts(Protocol):
         ...
 
     def lost(self) -> dict[str, int]:
-        """Return the counts of the run's losses so far; empty if it isn't on a cluster."""
+        """Return the counts so far of lost processes, their replacements, and lost rollouts; {} if not on a cluster."""
         ...
 
 

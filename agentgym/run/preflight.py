@@ -62,7 +62,7 @@ def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
     """Log a warning, with what to change, if the env asks for more context than the engine has.
 
     An env that leaves limits.context_tokens at its default isn't checked; if one of its rollouts reaches the
-    engine's limit, that is reported then.
+    engine's limit, that is reported at that time.
     """
     wanted, held = env.limits.context_tokens, engine.context_tokens
     if wanted > held and wanted != Limits().context_tokens:

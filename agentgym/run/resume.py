@@ -83,9 +83,9 @@ class Best:
     """The evaluation of the policy in `BEST`."""
 
     step: int
-    """Number of steps finished before it."""
+    """Number of steps finished before the evaluation."""
     reward: float
-    """Its mean reward."""
+    """The evaluation's mean reward."""
 
 
 def read_best(folder: Path) -> Best | None:

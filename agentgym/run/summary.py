@@ -98,7 +98,8 @@ def account(
 ) -> list[str]:
     """Return the lines of the report: what was learned, what wasn't learned from and why, and what was cut off.
 
-    If there are branches or a critic, a line describes them. `lost` are a cluster run's counts of lost parts.
+    If there are branches or a critic, a line describes them. `lost` has a cluster run's counts of lost processes and
+    rollouts.
     """
     return [
         *under(_verdict(rows, held_out, last), _learned(rows, held_out, last)),

@@ -60,7 +60,7 @@ class Spool:
         self.write(content)
 
     def copy(self, file: HostFile, out: BinaryIO) -> None:
-        """Copy one of its files to `out`."""
+        """Copy one of the spool's files to `out`."""
         self._content.seek(file.start)
         left = file.size
         while piece := self._content.read(min(left, PIECE)):

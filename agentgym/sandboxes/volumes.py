@@ -25,7 +25,7 @@ def check_volumes(volumes: Mapping[str, str], *, here: bool = True) -> None:
 
     Args:
         volumes: The host's path by the path in the sandbox.
-        here: Whether the folders are on this machine; they must exist then, and links are resolved.
+        here: Whether the folders are on this machine; if so, they must exist, and links are resolved.
     """
     for inside, outside in volumes.items():
         for path in (inside, outside):
@@ -38,7 +38,9 @@ def check_volumes(volumes: Mapping[str, str], *, here: bool = True) -> None:
         if (shown := _shows_the_machine(outside, here=here)) is not None:
             raise ValueError(f"volumes: {outside!r} would expose {shown!r} of this machine to the code in the sandbox")
         if Path(outside).is_socket():
-            raise ValueError(f"volumes: {outside!r} is a socket: code that can read a socket can talk to its server")
+            raise ValueError(
+                f"volumes: {outside!r} is a socket, through which code in the sandbox could talk to a server"
+            )
 
 
 def _shows_the_machine(outside: str, *, here: bool) -> str | None:
@@ -46,7 +48,7 @@ def _shows_the_machine(outside: str, *, here: bool) -> str | None:
 
     Args:
         outside: The host's path.
-        here: Whether the path is on this machine; links are resolved then.
+        here: Whether the path is on this machine; if so, links are resolved.
     """
     path = PurePosixPath(os.path.realpath(outside) if here else os.path.normpath(outside))
     if str(path) in ("/", "/dev"):
@@ -63,8 +65,8 @@ def check_sockets(volumes: Mapping[str, str]) -> None:
     for outside in volumes.values():
         for path in _sockets(outside):
             raise ValueError(
-                f"volumes: {outside!r} contains the socket {path!r}: code that can read a socket can talk to its "
-                "server; choose a folder without sockets"
+                f"volumes: {outside!r} contains the socket {path!r}, through which code in the sandbox could talk to "
+                "a server; choose a folder without sockets"
             )
 
 

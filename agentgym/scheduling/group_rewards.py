@@ -17,7 +17,7 @@ from agentgym.seeds import seed_for
 from agentgym.types.rollout import Rollout, StopReason
 
 NAME = "group_reward"
-"""Its name among a rollout's rewards."""
+"""The group reward's name among a rollout's rewards."""
 
 
 class GroupRewards(Generic[TaskT]):

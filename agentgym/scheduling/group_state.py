@@ -50,7 +50,7 @@ class GroupState(Generic[TaskT]):
         self.by_turn = by_turn
         """Whether each turn is credited with the rewards after it; turns may then differ even if totals are equal."""
         self.number = number
-        """The position of its task in the run's order of tasks."""
+        """The position of the group's task in the run's order of tasks."""
         self.order = order
         """The name of that order; "" if the order belongs to this call only."""
         self.usages: list[RolloutUsage] = []
@@ -58,7 +58,7 @@ class GroupState(Generic[TaskT]):
         self.ended: dict[int, Rollout] = {}
         """The ended rollouts by index, in the order in which they ended."""
         self.closed = 0
-        """Its position in the order in which groups were closed, from 1; 0 while it is open."""
+        """Position of the group in the order in which groups were closed, from 1; 0 while it is open."""
         self._oldest: dict[int, int | None] = {}
         """The policy version of each ended rollout's oldest token; None if it has no tokens."""
         self._scored: tuple[int, list[Rollout]] = (0, [])
@@ -69,7 +69,7 @@ class GroupState(Generic[TaskT]):
         self._judging: asyncio.Task[None] | None = None
 
     def name(self, index: int) -> str:
-        """Return the id of one of its rollouts."""
+        """Return the id of one of the group's rollouts."""
         return f"{self.task.id}/{index}"
 
     def failed_rollout(self, index: int, why: str) -> Rollout:
@@ -96,7 +96,7 @@ class GroupState(Generic[TaskT]):
         self._judging = job
 
     def judged(self, rollouts: Sequence[Rollout]) -> None:
-        """Replace the scored rollouts by those with group rewards."""
+        """Replace the scored rollouts with those that have group rewards."""
         by_id = {rollout.rollout_id: rollout for rollout in rollouts}
         self.ended = {index: by_id.get(rollout.rollout_id, rollout) for index, rollout in self.ended.items()}
         self._scored, self._finished = (0, []), None
@@ -136,7 +136,7 @@ class GroupState(Generic[TaskT]):
 
     @property
     def signal(self) -> bool:
-        """Whether its rewards differ enough to learn from, by the criterion of `build_samples`."""
+        """Whether the group's rewards differ enough to learn from, by the criterion of `build_samples`."""
         return has_signal(self.scored, by_turn=self.by_turn)
 
     def solved(self, least: float) -> bool:
@@ -145,25 +145,25 @@ class GroupState(Generic[TaskT]):
 
     @property
     def busy(self) -> bool:
-        """Whether one of its jobs still runs; a cancelled job runs until its env is closed."""
+        """Whether one of the group's jobs still runs; a cancelled job runs until its env is closed."""
         return bool(self.running)
 
     @property
     def running(self) -> list[asyncio.Task[None]]:
-        """Its jobs that still run."""
+        """The group's jobs that still run."""
         jobs = self._jobs if self._judging is None else [*self._jobs, self._judging]
         return [job for job in jobs if not job.done()]
 
     def oldest(self, version: int) -> int:
-        """Return a version that no token is older than; before the first request `version`, the current one."""
+        """Return a version that no token is older than; before the first request, the current `version`."""
         return min((usage.oldest for usage in self.usages if usage.oldest is not None), default=version)
 
     def age(self, version: int) -> int:
-        """Return the maximum number of policy versions by which one of its tokens can be older than `version`."""
+        """Return the maximum number of policy versions by which a token of the group can be older than `version`."""
         return version - self.oldest(version)
 
     def oldest_token(self, version: int) -> int:
-        """Return the policy version of its oldest token, or `version`, the current one, if it has no tokens."""
+        """Return the policy version of the group's oldest token, or the current `version` if it has no tokens."""
         oldest = [self._oldest[index] for index, done in self.ended.items() if done.reward is not None]
         return min((each for each in oldest if each is not None), default=version)
 

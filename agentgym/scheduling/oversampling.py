@@ -91,7 +91,7 @@ class Deadline:
         self.passed = False
 
     def ended(self, count: int) -> None:
-        """Count more rollouts that are done or won't be needed."""
+        """Record that `count` more rollouts are done or won't be needed."""
         self._awaited -= count
         if self._awaited <= 0 and self._timer is None:
             took = self._loop.time() - self._began
@@ -138,7 +138,7 @@ class BatchPolicy:
             self._deadline = Deadline(rollouts, passing)
 
     def rollouts_ended(self, count: int) -> None:
-        """Count more rollouts that are done or won't be needed."""
+        """Record that `count` more rollouts are done or won't be needed."""
         if self._deadline is not None:
             self._deadline.ended(count)
 

@@ -45,5 +45,5 @@ class Schedule:
 
     @property
     def by_id(self) -> bool:
-        """Whether each task belongs to one process, because processes may run tasks beyond their share of a batch."""
+        """Whether each task id is assigned to one process, as required if a process may exceed its share of a batch."""
         return self.max_staleness > 0 or self.rest_epochs > 0 or self.oversample.crosses_batches

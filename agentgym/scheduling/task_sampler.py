@@ -147,8 +147,8 @@ class Sharding:
     world: int = 1
     """Number of processes."""
     by_id: bool = False
-    """Assign each task id to a single process. Otherwise, if a process draws more tasks for a batch than its share, or
-    carries groups over, two processes could run the same task for one batch.
+    """Whether each task id is assigned to a single process. Otherwise, if a process draws more tasks for a batch than
+    its share, or carries groups over, two processes could run the same task for one batch.
     """
 
     def owner(self, sampled: SampledTask[Any]) -> int:
@@ -349,7 +349,7 @@ class TaskSampler(Generic[TaskT]):
                 the message names the field.
         """
         if self._drawn or self.batches:
-            raise ValueError("sampler: it has handed out tasks already; load the state into a new one")
+            raise ValueError("sampler: has already handed out tasks; load the state into a new one")
         saved = read_states(states)
         for name in ("prompts", "by_id"):
             was, now = getattr(saved[0], name), getattr(self._sharding, name)

@@ -45,7 +45,7 @@ class StoredRollout:
     """A rollout as it was run, with the results of the step that trained on it."""
 
     number: int
-    """Its position in the order of writing, from 1."""
+    """The rollout's position in the order of writing, from 1."""
     phase: str
     """"train", or the name of an evaluation."""
     step: int

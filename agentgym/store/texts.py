@@ -20,11 +20,11 @@ class RolloutTexts:
 
 
 MARK = "phase || ' ' || step || ' ' || rollout_id || ' ' || seconds || ' ' || tokens AS mark"
-"""A rollout's mark, as an SQL expression."""
+"""SQL expression of `RolloutTexts.mark`."""
 
 
 def marks(store: RolloutStore, numbers: list[int]) -> dict[int, str]:
-    """Return the marks of the given rollouts by number, leaving out rollouts that don't exist."""
+    """Return `RolloutTexts.mark` of the given rollouts by number, leaving out rollouts that don't exist."""
     asked = ", ".join(map(str, numbers))
     return dict(store.query(f"SELECT number, {MARK} FROM rollouts WHERE number IN ({asked})"))
 

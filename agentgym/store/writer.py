@@ -258,7 +258,7 @@ class RolloutWriter:
             self._lose(dropped, self._stuck)
 
     def _written(self, connection: sqlite3.Connection, job: _Work) -> Exception | None:
-        """Write the first held job, or replace it by its parts; return the error if it must be tried again."""
+        """Write the first held job, or replace it with its parts; return the error if it must be tried again."""
         try:
             if isinstance(job, StepJob):
                 in_transaction(connection, lambda to: write_step(to, job))

@@ -144,7 +144,7 @@ async def _outcome(owner: object, made: AnyTool, function: Callable[..., Any], a
 def _error(
     owner: object, made: AnyTool, function: Callable[..., Any], error: BaseException, limit: TimeLimit
 ) -> ToolResult | None:
-    """Return a tool's error as the model reads it, or None if the error should be raised."""
+    """Return a result that tells the model about a tool's error, or None if the error should be raised."""
     if isinstance(error, ToolError):
         return ToolResult(content=f"error: {describe(error).removeprefix('ToolError: ')}", error=True)
     if isinstance(error, SandboxKilledError):

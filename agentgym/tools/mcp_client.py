@@ -33,7 +33,7 @@ class MCP:
 
     If an instance creates it in `__init__` and closes it in `close`, each rollout has a separate session. If all
     instances share it, for example in a class attribute, there is one session for all of them; `async with` closes it,
-    or the end of the event loop does. If the server has ended, the next `open` starts it again.
+    or the end of the event loop does. If the server has ended, the next `open` restarts it.
 
     Args:
         command: A program and its arguments. From this process's environment it gets little but PATH and HOME.

@@ -139,8 +139,8 @@ class TrainConfig:
     neighboring processes, such as those of one node, and only gradients pass between copies. 1 shards over all
     processes. It changes memory and network traffic, never the gradient."""
     offload: bool = False
-    """Keep shards, gradients and optimizer state in CPU memory. An error without a GPU or if the model isn't
-    sharded."""
+    """Whether to keep shards, gradients and optimizer state in CPU memory. An error without a GPU or if the model
+    isn't sharded."""
 
     def __post_init__(self) -> None:
         for field, others, meant, what_to_do in self._beside():

@@ -343,10 +343,10 @@ class Learner:
         )
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Resume from a checkpoint's state and folder, also on another number of ranks.
+        """Resume from a checkpoint's state and folder, even on another number of ranks.
 
         Raises:
-            ValueError: If the state belongs to another policy; nothing is changed then.
+            ValueError: If the state belongs to another policy, in which case nothing is changed.
         """
         refuse_other_policy(policy_settings(self.policy, self.config), state.get("policy"))
         if self.policy.adapted:

@@ -129,7 +129,7 @@ def restore_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folde
     """Restore this rank's part of the weights and moments from a checkpoint of any number of ranks.
 
     Raises:
-        ValueError: If the checkpoint belongs to another model; nothing is changed then.
+        ValueError: If the checkpoint belongs to another model, in which case nothing is changed.
     """
     names = trained_names(model, optimizer)
     saved = _saved(folder)

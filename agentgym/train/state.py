@@ -15,7 +15,7 @@ from agentgym.train.policy.model import PolicyModel
 
 
 def new_optimizer(weights: Sequence[Tensor], config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
-    """Return a new AdamW optimizer of these weights."""
+    """Create an AdamW optimizer for these weights."""
     # By default torch updates one weight after the other on a CPU, in ten small operations each.
     fused = True if device.type == "cpu" else None
     decay = config.weight_decay
@@ -46,7 +46,7 @@ def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, s
     Every rank must call it with the same state.
 
     Raises:
-        ValueError: If the state belongs to another model; nothing is changed then.
+        ValueError: If the state belongs to another model, in which case nothing is changed.
     """
     names = trained_names(model, optimizer)
     saved = {name: weight.shape for name, weight in state["weights"].items()}
@@ -89,7 +89,7 @@ def refuse_other_policy(own: Mapping[str, Any], saved: Mapping[str, Any] | None)
     for name, value in own.items():
         if saved.get(name) != value:
             raise ValueError(
-                f"checkpoint: it was written with {name} {saved.get(name)}, but this run has {value}, which makes it "
+                f"checkpoint: was written with {name} {saved.get(name)}, but this run has {value}, which makes it "
                 f"another policy; resume with the checkpoint's {name}, or start a new run"
             )
 

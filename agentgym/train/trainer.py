@@ -238,7 +238,7 @@ class Trainer:
         Every rank must call it.
 
         Args:
-            first_only: Return the weights on rank 0 only, and None on the other ranks.
+            first_only: Whether only rank 0 gets the weights, and the other ranks None.
 
         Raises:
             ValueError: If an adapter is trained instead of a whole model.
@@ -330,7 +330,7 @@ class Trainer:
     def resume(self, folder: Path | str) -> tuple[int, dict[str, Any]]:
         """Resume from the last complete checkpoint in `folder`.
 
-        Weights, optimizer moments and random states are restored, also on another number of ranks. Learning rate,
+        Weights, optimizer moments and random states are restored, even on another number of ranks. Learning rate,
         schedule, betas and weight decay come from this trainer's config and may differ from the checkpoint's. Every
         rank must call it.
 
@@ -342,7 +342,8 @@ class Trainer:
 
         Raises:
             ValueError: If no checkpoint is complete, or if it was written with another base model, method, temperature
-                or kind of adapter; the message names the difference. Nothing is changed then.
+                or kind of adapter; the message names the difference. In that case, nothing is
+                changed.
         """
         found = self.first(lambda: last_checkpoint(Path(folder)))
         self._call(lambda learner: learner.restore(found.state["trainer"], found.folder))

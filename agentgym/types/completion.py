@@ -48,7 +48,7 @@ class Completion:
             raise ValueError(f"logprobs: {len(scores)} for {len(ids)} token_ids; return an abort if there are none")
         # A sum is finite only if all its terms are; summing float32 values in float64 can't overflow.
         if not math.isfinite(np.add.reduce(scores, dtype=np.float64)):
-            raise ValueError("logprobs: every one must be finite")
+            raise ValueError("logprobs: must all be finite")
         if not len(ids) and finish_reason != "abort":
             raise ValueError("token_ids: empty, but the finish_reason is not an abort")
         if finish_reason not in _REASONS:

@@ -93,7 +93,7 @@ class Turn(NamedTuple):
     versions: tuple[Version, ...]
     message: Message
     env_messages: tuple[Message, ...] = ()
-    """The env's answer, also after the last turn, then the instruction for a summary. A message carried over starts the
+    """The env's answer, even after the last turn, then the instruction for a summary. A message carried over starts the
     next segment.
     """
     seconds: float = 0.0
@@ -222,7 +222,9 @@ class Rollout:
         for place, end in enumerate(self.branches):
             self._require_roles(end, place, f"branches[{place}].role_rewards")
         for i, segment in enumerate(self.segments):
-            require(segment.branch is None or 0 <= segment.branch < len(self.branches), "branch: it does not exist")
+            require(
+                segment.branch is None or 0 <= segment.branch < len(self.branches), "branch: there is no such branch"
+            )
             in_order = segment.index == i and (segment.parent is None or segment.parent < i)
             require(in_order, "segments: indices must count up from 0, and a parent must come before its children")
 

@@ -30,7 +30,8 @@ class SegmentTranscript:
     opened: int = 0
     """Number of messages that the segment starts with; some of them may also be in its parent."""
     notes: tuple[str, ...] = ()
-    """Its speaker, such as "role white" or "by judge", "not trained" if it isn't, and the outcome of its branch."""
+    """The segment's speaker, such as "role white" or "by judge", "not trained" if it isn't, and its branch's outcome.
+    """
 
     @property
     def title(self) -> str:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Api:
-    """Serves each kind of URL with a JSON-compatible value, or raises Refused with an explanation."""
+    """Returns a JSON-compatible value for each kind of URL, or raises Refused with an explanation."""
 
     def __init__(self, runs: Runs, indexing: Indexing) -> None:
         self.runs, self.indexing, self.version = runs, indexing, versions()["agentgym"]

@@ -144,7 +144,7 @@ class MetricRows:
 
 
 def metric_rows(folder: Path, after: int = 0, mark: int | None = None) -> MetricRows:
-    """Return the rows of the lines after the first `after`, or of all lines if the first ones don't have this mark.
+    """Return the rows of the lines after the first `after`, or of all lines if `mark` isn't the first ones' checksum.
 
     A row's time is the total duration in seconds of the steps up to it, which is close to the time since the run
     started. Lines in the format that runs write are copied into their rows without parsing, since parsing and

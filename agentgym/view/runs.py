@@ -41,7 +41,7 @@ class Run:
     """Reads the folder of one run or evaluation."""
 
     key: str
-    """Its name in URLs: the folder's name and a hash of its full path."""
+    """The run's name in URLs: the folder's name and a hash of its full path."""
     folder: Path
     name: str
 

@@ -30,14 +30,14 @@ _REST = 0.25
 _NOISE = 4.0
 """For an update too small to verify: gap, relative to the noise, above which the engine samples from something else."""
 _ROUNDING = 1e-5
-"""Least noise of an id in nats: that of float32."""
+"""Smallest noise of an id in nats, which is that of float32."""
 _OTHER_MODEL = 0.2
 """Mean gap in nats at version 0 above which the engine's model can't be the trainer's, whatever the rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scored:
-    """Log-probabilities (nats) of the probe's ids by trainer and engine, under one policy."""
+    """Log-probabilities (nats) that the trainer and the engine give the probe's ids under one policy."""
 
     trainer: Floats
     engine: Floats
@@ -83,14 +83,15 @@ def refuse_other_model(start: Scored, *, tolerance: float, exact: bool) -> None:
 
 
 def judge(start: Scored, old: Scored, new: Scored, *, version: int, tolerance: float) -> Verdict:
-    """Check a sync's scores.
+    """Check that the scores after a sync are those of the new policy, and return the verdict.
 
     Args:
-        start: Scores at version 0. If their gap is within `tolerance`, as in float32, later gaps must be too.
+        start: Scores at version 0. If their gap is within `tolerance`, as with a float32 engine, later gaps must be
+            too.
         old: Scores under the last policy that was verified to have arrived.
         new: Scores after the sync.
         version: The synced version, for messages.
-        tolerance: Largest gap in nats of an engine in float32.
+        tolerance: Largest allowed gap, in nats, of an engine that computes in float32.
 
     Raises:
         EngineError: If the engine doesn't sample from the new policy.

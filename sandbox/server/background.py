@@ -81,7 +81,7 @@ class Background:
                 self.look(process, wire)
 
     def pump(self, wire: Wire) -> None:
-        """Carry one piece of each stream that has data."""
+        """Forward one piece of each stream that has data."""
         if self.poll is None:
             return
         for fd, _ in self.poll.poll(0):

@@ -38,7 +38,7 @@ ORDER = struct.Struct("ci")
 SIGNAL, ADOPT, STATUS, REAP = b"s", b"a", b"w", b"r"
 """Orders: signal all; track this child of yours; report how it ended, once it has; reap ended processes."""
 READY, FULL = b".", b"f"
-"""Its first message: it is ready, or there was no room for the process that it should start."""
+"""First message of a space's first process: it is ready, or there was no room for the process that it should start."""
 
 
 class Space:

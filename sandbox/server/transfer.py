@@ -113,7 +113,7 @@ class Transfers:
             info = os.fstat(fd)
             if info.st_size > envelope["limit"]:
                 size, limit = info.st_size, envelope["limit"]
-                raise Refused(f"{envelope['path']!r} has {size} bytes, the limit is {limit}; pass a larger limit=")
+                raise Refused(f"{envelope['path']!r} has {size} bytes, but the limit is {limit}; pass a larger limit=")
             outgoing.left = info.st_size
             data = outgoing.next()
         except BaseException:

@@ -177,7 +177,7 @@ class Worker:
             raise RuntimeError(f"{name} can only be called from a running cell, in the cell's own process")
         body = json.dumps([name, args, kwargs]).encode()
         if len(body) > MAX_ASK:
-            raise ValueError(f"{name}: arguments of {len(body)} bytes, the limit is {MAX_ASK}")
+            raise ValueError(f"{name}: the arguments have {len(body)} bytes, but the limit is {MAX_ASK}")
         with self.lock:
             self.asked += 1
             write_frame(CHANNEL, {"id": self.call, "ask": self.asked}, [body])

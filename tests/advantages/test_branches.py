@@ -217,7 +217,7 @@ def test_an_invalid_branch_is_refused(change: dict[str, object], message: str) -
 
 def test_segments_without_a_valid_branch_are_refused() -> None:
     one = played("a", 1.0, 2, (1, 0.0, 1))
-    with pytest.raises(ValueError, match="branch: it does not exist"):
+    with pytest.raises(ValueError, match="branch: there is no such branch"):
         replace(one, branches=())
     with pytest.raises(ValueError, match="branch: None in a segment that starts a branch"):
         replace(one.segments[1], branch=None)

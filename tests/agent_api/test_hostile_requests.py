@@ -44,7 +44,7 @@ async def post(api: AgentApi, path: str, said: Any) -> tuple[int, Any]:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (["a\0b"], "must not contain the character NUL"),
+        (["a\0b"], "must not contain a NUL character"),
         (["x"] * 17, "must hold at most 16 texts of 256 characters"),
         (["x" * 257], "must hold at most 16 texts of 256 characters"),
     ],

@@ -364,7 +364,7 @@ def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [(None, "it holds no adapter_config.json; give the folder of an adapter"), ("{}", "names no base model")],
+    [(None, "holds no adapter_config.json; give the folder of an adapter"), ("{}", "names no base model")],
 )
 def test_merge_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str | None, said: str

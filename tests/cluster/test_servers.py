@@ -28,7 +28,7 @@ def test_a_run_on_ray_learns_on_a_real_server_that_is_killed_three_times(
     run.wait_for_step(8)
     assert two_nodes.kill("ServerActor")
     summary = run.ended()
-    assert run.said.count("starting it again") == 3, run.said[-4000:]
+    assert run.said.count("starting a replacement") == 3, run.said[-4000:]
     assert all("stop/seconds" not in row for row in run.metrics()), "a rollout was cut while a server was away"
     assert (summary["steps"], summary["failed"], summary["eval_after"] >= 0.85) == (30, 0, True), summary
     for row in run.metrics():

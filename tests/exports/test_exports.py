@@ -355,7 +355,7 @@ def test_a_sub_agent_in_a_file_of_its_own_is_a_segment_of_the_rollout(tmp_path: 
         ({"steps": [{"source": "agent"}]}, "steps.0.message: Field required"),
         ({"steps": [{"source": "user", "message": [{"type": "audio"}]}]}, "step 1: a part has the type 'audio'"),
         ({"extra": {"reward": "high"}}, "extra.reward: must be a number, got 'high'"),
-        ({"continued_trajectory_ref": "no.json"}, "no.json: no JSON file can be read"),
+        ({"continued_trajectory_ref": "no.json"}, "no.json cannot be read as a JSON file"),
         ({"continued_trajectory_ref": "a.json"}, "a.json twice"),
     ],
 )

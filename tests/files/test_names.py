@@ -36,7 +36,7 @@ def test_a_relative_path_in_a_folder_that_was_removed_is_refused(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(ValueError, match="relative to the working folder, which was removed"):
+    with pytest.raises(ValueError, match="relative to the working directory, which was removed"):
         whole_path("runs/a")
 
 

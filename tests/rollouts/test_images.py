@@ -157,8 +157,8 @@ async def test_an_image_in_a_system_message_is_refused_on_every_engine() -> None
     for engine in (Scripted([say("a")]), Seeing(Scripted([say("a")]))):
         rollout = await ag.rollout(Odd, WORDS, engine)
         assert rollout.error == (
-            "EnvError: Odd.step: messages[0].content[0]: an image in a message with the role 'system'; put it into a "
-            "user message"
+            "EnvError: Odd.step: messages[0].content[0]: a message with the role 'system' can't have an image; "
+            "put it into a user message"
         )
 
 

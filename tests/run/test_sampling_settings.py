@@ -113,9 +113,9 @@ def test_a_template_that_is_neither_file_nor_text_is_refused_by_name(tmp_path: P
 
 
 def test_a_template_that_cannot_be_rendered_is_refused_by_name_with_its_line() -> None:
-    with pytest.raises(ValueError, match=r"^chat_template: it cannot be rendered in line 2: .*end of statement block"):
+    with pytest.raises(ValueError, match=r"^chat_template: cannot be rendered in line 2: .*end of statement block"):
         chat_tokenizer("tiny", template="{{ messages }}\n{% for m in %}")
-    with pytest.raises(ValueError, match=r"^chat_template: it cannot be rendered: only for robots"):
+    with pytest.raises(ValueError, match=r"^chat_template: cannot be rendered: only for robots"):
         chat_tokenizer("tiny", template="{{ raise_exception('only for robots') }}")
 
 

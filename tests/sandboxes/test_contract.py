@@ -141,7 +141,7 @@ async def test_file_errors_are_pythons_own(sandbox: Sandbox) -> None:
         await sandbox.read("none")
     with pytest.raises(FileNotFoundError):
         await sandbox.list("none")
-    with pytest.raises(ValueError, match="5 bytes, the limit is 4"):
+    with pytest.raises(ValueError, match="5 bytes, but the limit is 4"):
         await sandbox.read("f", limit=4)
     with pytest.raises(NotADirectoryError):
         await sandbox.write({"f/g": ""})

@@ -248,7 +248,7 @@ def test_another_order_of_tasks_or_too_few_of_them_is_refused() -> None:
 def test_a_sampler_that_has_returned_tasks_accepts_no_state() -> None:
     first = sampler(1, 0)
     draw(first, 1)
-    with pytest.raises(ValueError, match=r"^sampler: it has handed out tasks already"):
+    with pytest.raises(ValueError, match=r"^sampler: has already handed out tasks"):
         first.load_state_dict([sampler(1, 0).state_dict()])
 
 

@@ -136,7 +136,7 @@ async def test_the_files_of_a_fake_sandbox_are_bytes_in_folders() -> None:
     assert await sandbox.list("a") == ["b.txt", "c/"]
     with pytest.raises(FileNotFoundError, match="nothing"):
         await sandbox.read("nothing")
-    with pytest.raises(ValueError, match="e: 1 bytes, the limit is 0"):
+    with pytest.raises(ValueError, match="e has 1 bytes, but the limit is 0"):
         await sandbox.read("e", limit=0)
     await sandbox.reset()
     assert await sandbox.list() == ["kept"]

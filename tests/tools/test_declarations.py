@@ -259,7 +259,8 @@ def test_a_setting_of_the_wrong_kind_is_refused_when_the_class_is_made(parts: di
         (
             "sandbox",
             ag.AnySandbox(),
-            "sandbox: is a rollout's leased sandbox; declare the kind of sandbox as `sandbox_spec = ...`",
+            "sandbox: this name is reserved for a rollout's leased sandbox; "
+            "declare the kind of sandbox as `sandbox_spec = ...`",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_checkpoint_of_another_adapter_is_refused_by_its_setting_and_changes_n
 ) -> None:
     with Trainer(tiny_model, replace(config, **change)) as trainer:
         before = trainer.score([3, 1, 4, 1, 5], sampling=Sampling())
-        with pytest.raises(ValueError, match=f"^checkpoint: it was written with {said}"):
+        with pytest.raises(ValueError, match=f"^checkpoint: was written with {said}"):
             trainer.resume(alone[0])
         assert trainer.optimizer_steps == 0
         assert np.array_equal(before, trainer.score([3, 1, 4, 1, 5], sampling=Sampling()))

@@ -78,7 +78,7 @@ ROOT = Path(__file__).parents[2]
         ({"lora_targets": ()}, "lora_targets: .*at least 1 item"),
         ({"lora_targets": ("q_proj", "")}, "lora_targets.1: must not be empty"),
         ({"device": ""}, "device: must not be empty"),
-        ({"device": "cpu\0"}, "device: must not contain the character NUL"),
+        ({"device": "cpu\0"}, "device: must not contain a NUL character"),
         ({"rollouts_per_minibatch": 0}, "rollouts_per_minibatch: .*at least 1"),
         ({"method": "qlora"}, "method: .*'lora' or 'full'"),
         ({"method": "full", "lora_rank": 8}, "lora_rank, method: .*set method='lora', or leave lora_rank at 16"),

@@ -184,7 +184,7 @@ def test_a_checkpoint_of_another_method_or_temperature_is_refused_and_changes_no
 ) -> None:
     with Trainer(tiny_model, replace(FULL, **change)) as trainer:
         before = trainer.score(IDS, sampling=Sampling())
-        with pytest.raises(ValueError, match=f"^checkpoint: it was written with {said}"):
+        with pytest.raises(ValueError, match=f"^checkpoint: was written with {said}"):
             trainer.resume(alone[0])
         assert np.array_equal(before, trainer.score(IDS, sampling=Sampling()))
 

@@ -73,7 +73,7 @@ def test_tensors_are_read_only_from_inside_the_checkpoint(checkpoint: Path, tmp_
     where = next(iter(found.storage_data.values()))
     found.storage_data[index] = type(where)(to, 0, 1)
     (checkpoint / METADATA).write_bytes(pickle.dumps(found))
-    with pytest.raises(UnreadableFileError, match=r"leads out of|it is a pipe"):
+    with pytest.raises(UnreadableFileError, match=r"leads out of|is a pipe"):
         PartsReader(checkpoint).read_metadata()
 
 

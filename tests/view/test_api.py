@@ -381,7 +381,7 @@ def test_what_fails_in_the_viewer_is_a_sentence_and_in_its_log(
         monkeypatch.setattr("agentgym.view.api.task_rows", lambda *args, **named: 1 / 0)
         broken = asked.get(f"/api/runs/{found['run']}/tasks")
     assert unreadable.status_code == 409
-    assert "metrics.jsonl: it is a folder, not a regular file" in unreadable.json()["error"]
+    assert "metrics.jsonl is a folder, not a regular file" in unreadable.json()["error"]
     assert broken.status_code == 500
     assert "ZeroDivisionError" in broken.json()["error"]
     assert "Traceback" in caplog.text

@@ -31,8 +31,8 @@ LOOKED_AT = 10_000
 def find(name: str, parameters: Parameters = NONE) -> type[Env[Any]]:
     """Return the env class for a name, "module:Class", or the path of a file with or without ":Class".
 
-    A name is a registered one, or that of a folder with an env.py: below the working folder, below envs/, or the
-    working folder itself. The path of such a folder works, too.
+    A name is a registered one, or that of a folder with an env.py: below the working directory, below envs/, or the
+    working directory itself. The path of such a folder works, too.
 
     Args:
         name: The name.
@@ -67,7 +67,7 @@ def parameters_in(flags: Mapping[str, str]) -> dict[str, str]:
 
 
 def add_working_folder() -> None:
-    """Make modules in the working folder importable, because an installed command doesn't have it on its path."""
+    """Make modules in the working directory importable, because an installed command doesn't have it on its path."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
 
@@ -83,7 +83,7 @@ def own_name(env: type[Env[Any]]) -> str:
 
 
 def env_files() -> list[Path]:
-    """Return the environment files below the working folder: envs/*/env.py, and */env.py that import agentgym."""
+    """Return the environment files below the working directory: envs/*/env.py, and */env.py that import agentgym."""
     found = [*Path("envs").glob(f"*/{FILE}"), *(path for path in Path().glob(f"*/{FILE}") if _is_ours(path))]
     return sorted(set(found), key=lambda path: (path.parent.name, path))
 

@@ -37,7 +37,7 @@ def play(
 
     A line is a message. `/tool NAME KEY=VALUE ...`, or JSON with "name" and "arguments", calls a tool; `/help` lists
     the rest. Turns count as a model's do; time and tokens are not limited. At the end, the rewards are printed.
-    Ctrl-D, Ctrl-C and `/quit` leave early, and the rollout is not scored then. Turns can also come through a pipe,
+    Ctrl-D, Ctrl-C and `/quit` leave early, in which case the rollout is not scored. Turns can also come through a pipe,
     one per line.
     --env.NAME VALUE sets a parameter of the environment; the first lines of the output list the parameters.
 

@@ -68,7 +68,7 @@ def _only_value(text: str, parameter: str) -> tuple[str, dict[str, str]] | None:
 
 
 def _value(text: str) -> Any:
-    """Return the value of JSON, or other text unchanged; the env reports what is wrong with it."""
+    """Parse JSON, or return other text unchanged, since the env reports invalid arguments."""
     try:
         return json.loads(text)
     except ValueError:

@@ -68,7 +68,7 @@ async def opened_models(models: Mapping[str, ModelFlags], *, elsewhere: bool = F
 
     Args:
         models: The models by name.
-        elsewhere: Whether other processes open the models in this process's place; their names are yielded then.
+        elsewhere: Whether other processes open the models in this process's place; if so, their names are yielded.
 
     Yields:
         The engines, or model names, by name.

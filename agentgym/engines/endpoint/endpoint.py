@@ -147,7 +147,7 @@ class Endpoint:
         return " ".join(filter(None, [self.url, model, *(_setting(of.name, getattr(self, of.name)) for of in changed)]))
 
     async def fingerprint(self) -> dict[str, str]:
-        """Return the served model's name, or {} if it is neither configured nor queried yet."""
+        """Return the served model's name under "served", or {} if it is neither configured nor queried yet."""
         served = self.model or self._state.model
         return {"served": served} if served else {}
 

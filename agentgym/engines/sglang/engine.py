@@ -222,8 +222,8 @@ class SGLangEngine:
             raise ValueError(f"max_tokens: must be at least 1, got {max_tokens}")
         if len(token_ids) + max_tokens > self.context_tokens:
             raise ValueError(
-                f"max_tokens: {len(token_ids)} ids and {max_tokens} new ones do not fit "
-                f"{self.context_tokens} context_tokens"
+                f"max_tokens: {len(token_ids)} ids and {max_tokens} new ones exceed context_tokens, "
+                f"which is {self.context_tokens}"
             )
         if session in self._turns:
             raise ValueError(f"session: {session!r} is still generating")
@@ -271,7 +271,7 @@ class SGLangEngine:
             version: Policy version of tokens sampled from now on.
 
         Raises:
-            ValueError: If the adapter doesn't fit the model or the servers' settings; nothing changes then.
+            ValueError: If the adapter doesn't fit the model or the servers' settings, in which case nothing changes.
             EngineError: If no server is left, and none came back in time.
         """
         self._opened()
@@ -285,8 +285,8 @@ class SGLangEngine:
             version: Policy version of tokens sampled from now on.
 
         Raises:
-            ValueError: If `adapters` isn't "merged", or the model's files don't have these weights; nothing changes
-                then.
+            ValueError: If `adapters` isn't "merged", or the model's files don't have these weights, in which case
+                nothing changes.
             EngineError: If no server is left, and none came back in time.
         """
         self._opened()
@@ -317,8 +317,8 @@ class SGLangEngine:
             The policy, for `pull`. It can be pickled.
 
         Raises:
-            ValueError: If the adapter or the weights don't fit the model or the servers' settings; nothing changes
-                then.
+            ValueError: If the adapter or the weights don't fit the model or the servers' settings, in which case
+                nothing changes.
             EngineError: If no server is left, and none came back in time.
         """
         self._opened()
@@ -332,7 +332,7 @@ class SGLangEngine:
         """Sample new tokens from a policy that this or another client pushed. Requests in flight continue under it.
 
         Args:
-            policy: What `push` returned.
+            policy: The return value of `push`.
         """
         self._opened()
         await self._fleet.each(self._fleet.router.alive, lambda server: self._fleet.take(server, policy))
@@ -403,7 +403,7 @@ class SGLangEngine:
         """
         ids = checked(token_ids, self._opened().vocabulary)
         if len(ids) > self.context_tokens:
-            raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
+            raise ValueError(f"token_ids: {len(ids)} ids exceed context_tokens, which is {self.context_tokens}")
         if len(ids) == 1:
             return np.zeros(0, np.float32)
         attempts = self._fleet.attempts("score")

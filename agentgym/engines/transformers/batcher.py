@@ -329,7 +329,7 @@ class Batcher:
         self._followers.append(request)
 
     def _serve_followers(self) -> None:
-        """Copy the KV if the donor has computed enough. If the donor has left, continue with the KV that exists."""
+        """Copy KV from donors that have computed enough; if a donor has left, start from the KV available."""
         waiting, self._followers = self._followers, []
         for request in waiting:
             donor = request.donor

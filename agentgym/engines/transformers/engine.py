@@ -178,7 +178,8 @@ class TransformersEngine:
             raise ValueError(f"max_tokens: must be at least 1, got {max_tokens}")
         if len(ids) + max_tokens > self.context_tokens:
             raise ValueError(
-                f"max_tokens: {len(ids)} ids and {max_tokens} new ones do not fit {self.context_tokens} context_tokens"
+                f"max_tokens: {len(ids)} ids and {max_tokens} new ones exceed context_tokens, which is "
+                f"{self.context_tokens}"
             )
         future, settle = _mailbox()
         stops = StopTexts.of(self.tokenizer, sampling)
@@ -212,7 +213,7 @@ class TransformersEngine:
             version: Policy version of tokens sampled from now on.
 
         Raises:
-            ValueError: If the adapter doesn't fit the model; nothing changes then.
+            ValueError: If the adapter doesn't fit the model, in which case nothing changes.
         """
         self._opened()
         read = await opened_adapter(adapter)
@@ -229,7 +230,7 @@ class TransformersEngine:
             version: Policy version of tokens sampled from now on.
 
         Raises:
-            ValueError: If the model doesn't have these weights; nothing changes then.
+            ValueError: If the model doesn't have these weights, in which case nothing changes.
         """
         self._opened()
         digest = await asyncio.to_thread(digest_of, weights)
@@ -255,7 +256,7 @@ class TransformersEngine:
         """
         ids = self._checked(token_ids)
         if len(ids) > self.context_tokens:
-            raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
+            raise ValueError(f"token_ids: {len(ids)} ids exceed context_tokens, which is {self.context_tokens}")
         if len(ids) == 1:
             return np.zeros(0, np.float32)
         scores: Floats = await self._ask(lambda batcher: batcher.policy.score(ids, sampling.temperature))

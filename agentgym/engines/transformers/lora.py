@@ -58,7 +58,7 @@ class Merger:
             Whether other weights than the adapted layers' changed, because whole weights were restored.
 
         Raises:
-            ValueError: If the adapter doesn't fit; nothing changes then.
+            ValueError: If the adapter doesn't fit, in which case nothing changes.
         """
         deltas = {} if adapter is None else self._deltas(adapter)
         scale = 0.0 if adapter is None else _scale(adapter.config)
@@ -82,7 +82,7 @@ class Merger:
         """Copy these weights into the model, in the model's dtype.
 
         Raises:
-            ValueError: If they don't fit; nothing changes then.
+            ValueError: If they don't fit, in which case nothing changes.
         """
         for name, weight in weights.tensors.items():
             own = self._weights.get(name)

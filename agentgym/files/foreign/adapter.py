@@ -79,7 +79,7 @@ def _check_size(file: BinaryIO, path: Path) -> None:
     on_disk = 512 * found.st_blocks
     if found.st_size > MOST_BYTES + BYTES_A_BYTE * on_disk:
         raise UnreadableFileError(
-            f"{path}: it has {found.st_size:,} bytes, but takes only {on_disk:,} on disk, so most of it is holes; "
+            f"{path} has {found.st_size:,} bytes, but takes only {on_disk:,} on disk, so most of it is holes; "
             "save the adapter again"
         )
 
@@ -93,7 +93,7 @@ def _header(file: BinaryIO, path: Path) -> dict[str, Any]:
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, MOST_HEADER):
-        raise UnreadableFileError(f"{path}: it does not start like a safetensors file; save the adapter again")
+        raise UnreadableFileError(f"{path} does not start like a safetensors file; save the adapter again")
     try:
         found = {name: of for name, of in parsed(file.read(length)).items() if name != "__metadata__"}
         total = sum(_bytes_of(of) for of in found.values())
@@ -103,7 +103,8 @@ def _header(file: BinaryIO, path: Path) -> dict[str, Any]:
         ) from error
     if total != size - 8 - length:
         raise UnreadableFileError(
-            f"{path}: its header declares {total:,} bytes of tensors, but {size - 8 - length:,} follow; is it cut off?"
+            f"{path}: its header declares {total:,} bytes of tensors, but {size - 8 - length:,} follow; is it "
+            "truncated?"
         )
     return found
 

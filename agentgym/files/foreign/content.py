@@ -50,7 +50,7 @@ class Unpacker:
         if weight > self._left:
             raise ValueError(f"it has more than {self.most:,} bytes when it is unpacked")
         if not unpacking.eof:
-            raise ValueError("its bytes cannot be unpacked (they are cut off)")
+            raise ValueError("its bytes cannot be unpacked (they are truncated)")
         self._left -= weight
         self._values_left -= (values := values_in(text))
         if self._values_left < 0 or values > MOST_VALUES:
@@ -84,7 +84,7 @@ def read_json(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> Any
     try:
         return parsed(content)
     except ValueError as error:
-        raise UnreadableFileError(f"{path}: it holds no readable JSON ({error})") from error
+        raise UnreadableFileError(f"{path} holds no readable JSON ({error})") from error
 
 
 def read_object(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def read_object(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> d
     """
     found = read_json(path, within=within, most=most)
     if not isinstance(found, dict):
-        raise UnreadableFileError(f"{path}: it must hold a JSON object, got {type(found).__name__}")
+        raise UnreadableFileError(f"{path} must hold a JSON object, got {type(found).__name__}")
     return found
 
 

@@ -131,7 +131,9 @@ class ForeignDatabase:
                 most_bytes -= sum(map(getsizeof, row))
                 if len(found) > most_rows or most_bytes < 0:
                     cursor.close()
-                    raise UnreadableFileError(f"{self.path}: a table returns more than a file of this size can hold")
+                    raise UnreadableFileError(
+                        f"{self.path}: a query returned more data than a file of this size can hold"
+                    )
         except sqlite3.OperationalError as error:
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
                 raise UnreadableFileError(
@@ -209,7 +211,7 @@ def check_journal(path: Path) -> None:
         return
     if end == _SUPER_JOURNAL:
         raise UnreadableFileError(
-            f"{journal}: it tells SQLite to delete another file, which no run's journal does; remove it"
+            f"{journal} tells SQLite to delete another file, which no run's journal does; remove it"
         )
 
 

@@ -51,8 +51,8 @@ def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> by
             if (size := os.fstat(file.fileno()).st_size) <= most:
                 return file.read(size)
         except OSError as error:
-            raise UnreadableFileError(f"{path}: it cannot be read ({error.strerror})") from error
-    raise UnreadableFileError(f"{path}: it has {size:,} bytes, and at most {most:,} are read")
+            raise UnreadableFileError(f"{path} cannot be read ({error.strerror})") from error
+    raise UnreadableFileError(f"{path} has {size:,} bytes, but at most {most:,} are read")
 
 
 def size_of(path: Path, *, within: Path | None) -> int:
@@ -92,11 +92,11 @@ def check_folder(folder: Path) -> None:
             real = os.path.realpath(entry.path)
             if not Path(real).is_relative_to(os.path.realpath(folder)):
                 raise UnreadableFileError(
-                    f"{entry.path}: it is a link that leads out of {folder}, to {real}; remove it (to write to "
+                    f"{entry.path} is a link that leads out of {folder}, to {real}; remove it (to write to "
                     "another disk, choose a folder there)"
                 )
         elif not entry.is_file() and not entry.is_dir() and not stat.S_ISSOCK(entry.stat().st_mode):
-            raise UnreadableFileError(f"{entry.path}: it is a pipe or a device, not a regular file; remove it")
+            raise UnreadableFileError(f"{entry.path} is a pipe or a device, not a regular file; remove it")
 
 
 def regular_file(path: Path, *, within: Path | None) -> Path:
@@ -116,7 +116,7 @@ def _descriptor(path: Path, within: Path | None) -> int:
         if within is not None and (path.parent != within or path.is_symlink()):
             real = Path(os.path.realpath(path))
             if not real.is_relative_to(os.path.realpath(within)):
-                raise UnreadableFileError(f"{path}: it is a link that leads out of {within}, to {real}")
+                raise UnreadableFileError(f"{path} is a link that leads out of {within}, to {real}")
         else:
             real = path
         file = os.open(real, _READ | (os.O_NOFOLLOW if within is not None else 0))
@@ -125,7 +125,7 @@ def _descriptor(path: Path, within: Path | None) -> int:
     kind = stat.S_IFMT(os.fstat(file).st_mode)
     if kind != stat.S_IFREG:
         os.close(file)
-        raise UnreadableFileError(f"{path}: it is {_KINDS.get(kind, 'a device')}, not a regular file")
+        raise UnreadableFileError(f"{path} is {_KINDS.get(kind, 'a device')}, not a regular file")
     return file
 
 
@@ -136,5 +136,5 @@ def _refusal(path: Path, error: OSError | ValueError) -> Exception:
         return error
     if isinstance(error, OSError):
         reason = "a socket is not a regular file" if error.errno == errno.ENXIO else error.strerror
-        return UnreadableFileError(f"{path}: it cannot be read ({reason})")
-    return UnreadableFileError(f"{str(path)!r}: it cannot be read ({error})")  # a name that contains NUL
+        return UnreadableFileError(f"{path} cannot be read ({reason})")
+    return UnreadableFileError(f"{str(path)!r} cannot be read ({error})")  # a name that contains NUL

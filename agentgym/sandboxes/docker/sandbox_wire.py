@@ -28,7 +28,7 @@ async def first_word(
     """Wait for the server's first message and return the sandbox.
 
     Raises:
-        EngineFailed: If the message doesn't come or is not the expected one; the wire is closed then.
+        EngineFailed: If the message doesn't come or is not the expected one, in which case the wire is closed.
     """
     try:
         return await RemoteSandbox.open(wire, digest=digest, end=end, network=network, why_it_ended=why_it_ended)

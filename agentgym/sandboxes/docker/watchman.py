@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 PATIENCE_S = 60.0
-"""Seconds to keep trying an engine that does not answer; the next client finds what is left then."""
+"""Seconds to keep trying an engine that does not answer; after that, the next client finds what is left."""
 LATE_S = 2.0
 """Seconds before a second look: the engine may have been creating a container when its client died."""
 TIMEOUT_S = 30.0

@@ -38,7 +38,7 @@ def read_file(files: Mapping[str, bytes], path: str, limit: int) -> bytes:
         folder = any(is_below(other, PurePosixPath(name)) for other in files)
         raise NotAFile(f"{path!r} is not a file") if folder else of_number(errno.ENOENT, path)
     if len(files[name]) > limit:
-        raise WrongContent(f"{path}: {len(files[name])} bytes, the limit is {limit}")
+        raise WrongContent(f"{path} has {len(files[name])} bytes, but the limit is {limit}")
     return files[name]
 
 
@@ -104,5 +104,5 @@ def tar_of(files: Mapping[str, bytes], limit: int) -> bytes:
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
     if len(packed.getvalue()) > limit:
-        raise WrongContent(f"limit: the archive has {len(packed.getvalue())} bytes, and the limit is {limit}")
+        raise WrongContent(f"limit: the archive has {len(packed.getvalue())} bytes, but the limit is {limit}")
     return packed.getvalue()

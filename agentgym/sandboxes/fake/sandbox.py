@@ -141,7 +141,7 @@ class FakeSandbox(Networked, Branch):
         inside = self._inside(source)
         size = sum(len(self.files[name]) for name in inside.values())
         if size > limit:
-            raise WrongContent(f"{source}: {size} bytes, the limit is {limit}")
+            raise WrongContent(f"{source} has {size} bytes, but the limit is {limit}")
         store({target / below: self.files[name] for below, name in inside.items()})
         if progress is not None:
             progress(size)

@@ -65,9 +65,9 @@ def check_sayable(field: str, text: str) -> None:
 
 
 def check_cases(expect: Mapping[str, Expected]) -> None:
-    """Raise ValueError if the mapping of cases to expected values is invalid."""
+    """Raise ValueError if the mapping from cases to expected values is invalid."""
     if not isinstance(expect, Mapping):
-        raise ValueError(f"expect: expected a mapping of cases to expected values, got a {type(expect).__name__}")
+        raise ValueError(f"expect: expected a mapping from cases to expected values, got a {type(expect).__name__}")
     if not 1 <= len(expect) <= MAX_CASES:
         raise WrongContent(f"expect: expected 1 to {MAX_CASES} cases, got {len(expect)}")
     for name, value in expect.items():
@@ -192,7 +192,7 @@ def hidden_files(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
         return {}
     if not isinstance(files, Mapping) or not files:
         raise ValueError(
-            f"files: expected a mapping of paths to contents, got {files!r}; leave it out if there are no files"
+            f"files: expected a mapping from paths to contents, got {files!r}; leave it out if there are no files"
         )
     for path in files:
         check_path(path)
@@ -201,7 +201,7 @@ def hidden_files(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
     contents = {path: content_of(path, content) for path, content in files.items()}
     total = sum(map(len, contents.values()))
     if total > MAX_ALL_HIDDEN:
-        raise WrongContent(f"files: {total} bytes in total, the limit is {MAX_ALL_HIDDEN}")
+        raise WrongContent(f"files: {total} bytes in total, but the limit is {MAX_ALL_HIDDEN}")
     return {path: base64.b64encode(content).decode() for path, content in contents.items()}
 
 
@@ -237,5 +237,5 @@ def content_of(path: str, content: str | bytes) -> bytes:
     except UnicodeEncodeError as error:
         raise WrongContent(f"files: the text of {path!r} can't be encoded as UTF-8: {error}; give bytes") from None
     if len(data) > MAX_HIDDEN:
-        raise WrongContent(f"files: {path!r} has {len(data)} bytes, the limit is {MAX_HIDDEN}")
+        raise WrongContent(f"files: {path!r} has {len(data)} bytes, but the limit is {MAX_HIDDEN}")
     return data

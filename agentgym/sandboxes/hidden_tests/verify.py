@@ -50,7 +50,7 @@ async def verify(run: Run, tests: HiddenTests, timeout_s: float, *, copied: bool
     if len(cell.encode()) > MAX_CODE:
         field = "command" if code is None and expect is None else "expect" if expect is not None else "code"
         raise WrongContent(
-            f"{field}: the tests have {len(cell.encode())} bytes, the limit is {MAX_CODE}; put some in files="
+            f"{field}: the tests have {len(cell.encode())} bytes, but the limit is {MAX_CODE}; put some in files="
         )
     contents = list(hidden.values())
     result = await run(cell, {"hidden": contents.__getitem__, "report": judging.report}, timeout_s + MARGIN_S)

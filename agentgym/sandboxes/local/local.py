@@ -86,7 +86,7 @@ class Bubblewrap:
             ValueError: If `size` is not an int of at least 1, or, when the block begins, if a volume contains a
                 socket.
             SandboxError: When the block begins, if this machine can't create such sandboxes; it says what is missing.
-                Nothing has been started then.
+                In that case, nothing has been started.
         """
         check_size(size)
         return self._open(size)

@@ -38,7 +38,7 @@ class Forward:
         self._listener.close()
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Carry one connection; if nothing listens in the sandbox, the client's connection is reset."""
+        """Forward one connection; if nothing listens in the sandbox, the client's connection is reset."""
         try:
             async with self._stock.connected(self._port) as there:
                 await _join(connection, there)

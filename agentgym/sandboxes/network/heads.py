@@ -62,7 +62,7 @@ def parse_request(head: bytes) -> Request:
         raise Malformed("a line of the head does not end with CR LF, is folded, or contains a control character")
     lengths = _LENGTHS.findall(head)
     if len(lengths) > 1 or b"," in b"".join(lengths):
-        raise Malformed("more than one body length")
+        raise Malformed("the head gives more than one body length")
     connection = h11.Connection(h11.SERVER, MAX_HEAD)
     connection.receive_data(head)
     try:
@@ -72,16 +72,16 @@ def parse_request(head: bytes) -> Request:
     if not isinstance(event, h11.Request):
         raise Malformed("the head does not end with an empty line")
     if event.http_version not in (b"1.0", b"1.1") or len(event.headers) > MAX_FIELDS:
-        raise Malformed(f"neither HTTP/1.0 nor HTTP/1.1, or over {MAX_FIELDS} headers")
+        raise Malformed(f"the request is neither HTTP/1.0 nor HTTP/1.1, or has over {MAX_FIELDS} headers")
     if event.http_version == b"1.0" and b"transfer-encoding" in dict(event.headers):
-        raise Malformed("a chunked body, which HTTP/1.0 does not support")
+        raise Malformed("the body is chunked, which HTTP/1.0 does not support")
     method, target = event.method.decode(), event.target.decode()
     try:
         host, port, path = (*parse_authority(target), "") if method == "CONNECT" else _http_target(target)
     except ValueError as error:
         raise Malformed(f"the target: {error}") from error
     if method == "CONNECT" and not isinstance(connection.next_event(), h11.EndOfMessage):
-        raise Malformed("CONNECT with a body")
+        raise Malformed("a CONNECT request must not have a body")
     return Request(method, host, port, path, _passed_on(event), connection)
 
 

@@ -28,7 +28,7 @@ class _Reader:
 
     def take(self, size: int) -> bytes:
         if len(self.data) < size:
-            raise Malformed("a TLS ClientHello that ends too early")
+            raise Malformed("the TLS ClientHello ends too early")
         piece, self.data = self.data[:size], self.data[size:]
         return piece
 
@@ -41,7 +41,7 @@ class _Reader:
 
     def end(self) -> None:
         if self.data:
-            raise Malformed("a TLS ClientHello with trailing data")
+            raise Malformed("the TLS ClientHello has trailing data")
 
 
 def server_name(message: bytes) -> str | None:
@@ -64,15 +64,17 @@ def server_name(message: bytes) -> str | None:
     while extensions.data:
         kind, content = extensions.number(2), extensions.block(2)
         if kind in ENCRYPTED_NAMES:
-            raise Malformed("TLS with an encrypted name (ECH), which could be any host; turn ECH off in the client")
+            raise Malformed(
+                "the TLS ClientHello has an encrypted name (ECH), which could be any host; turn ECH off in the client"
+            )
         if kind == SERVER_NAME:
             names += _names(content)
     if len(names) > 1:
-        raise Malformed("a TLS ClientHello with several names")
+        raise Malformed("the TLS ClientHello has several names")
     try:
         return names[0].decode("ascii").lower() if names else None
     except UnicodeDecodeError:
-        raise Malformed("a TLS ClientHello with a name that is not ASCII") from None
+        raise Malformed("the name in the TLS ClientHello is not ASCII") from None
 
 
 def _names(content: bytes) -> list[bytes]:
@@ -82,7 +84,7 @@ def _names(content: bytes) -> list[bytes]:
     whole.end()
     while listed.data:
         if listed.number(1) != HOST_NAME:
-            raise Malformed("a TLS ClientHello with an unknown type of name")
+            raise Malformed("the TLS ClientHello has a name of unknown type")
         found.append(listed.block(2))
     return found
 
@@ -101,7 +103,7 @@ class Tunnel:
         self._asked_again: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def send(self, sent: Count) -> None:
-        """Carry the client's bytes.
+        """Forward the client's bytes.
 
         Raises:
             Malformed: If a ClientHello is for another host, or if TLS is missing.
@@ -118,7 +120,7 @@ class Tunnel:
         await pump(self._client, self._host, sent)
 
     async def receive(self, received: Count) -> None:
-        """Carry the host's bytes, and find out whether it requests a second ClientHello."""
+        """Forward the host's bytes, and find out whether it requests a second ClientHello."""
         held = b""
         while not self._asked_again.done() and (said := await self._host.reader.read(PIECE)):
             received(len(said))
@@ -153,7 +155,7 @@ class Tunnel:
         return len(said)
 
     async def _go_on(self, sent: Count) -> None:
-        """Carry the client's records until no further ClientHello can follow that the host would accept."""
+        """Forward the client's records until no further ClientHello can follow that the host would accept."""
         quiet = True
         while head := await self._client.reader.read(1):
             if head[0] == HANDSHAKE:
@@ -162,7 +164,7 @@ class Tunnel:
                     return
                 record = await self._record(head)
                 if quiet and record[RECORD_HEAD] == CLIENT_HELLO:
-                    raise Malformed("a second TLS ClientHello that the host did not request")
+                    raise Malformed("the host did not request a second TLS ClientHello")
                 self._say(record, sent)
                 return
             quiet = quiet and head[0] != CHANGE_CIPHER  # Later records are encrypted.
@@ -200,7 +202,7 @@ class Tunnel:
                 raise Malformed("not a TLS ClientHello")
             return head + await self._client.reader.readexactly(size)
         except asyncio.IncompleteReadError:
-            raise Malformed("a TLS ClientHello that ends too early") from None
+            raise Malformed("the TLS ClientHello ends too early") from None
 
     def _say(self, data: bytes, sent: Count) -> None:
         sent(len(data))

@@ -106,7 +106,7 @@ class Proxy:
                 await self._carry(client, host, request, record)
 
     async def _carry(self, client: Stream, host: Stream, request: Request, record: Record) -> None:
-        """Carry the bytes of an allowed request within its limits."""
+        """Forward the bytes of an allowed request within its limits."""
         meter = Meter(self, record)
         work = asyncio.ensure_future(_exchange(client, host, request, meter))
         try:
@@ -200,7 +200,7 @@ class Meter:
 
 
 async def _exchange(client: Stream, host: Stream, request: Request, meter: Meter) -> None:
-    """Carry a tunnel both ways, or one request to the host until the response ends it."""
+    """Forward a tunnel in both directions, or one request to the host until its response ends."""
     if request.is_tunnel:
         client.writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         if parse_address(request.host) is not None:  # Listing an address allows every host that responds there.
@@ -235,7 +235,7 @@ async def _request(client: Stream, record: Record) -> Request:
     except TimeoutError:
         raise Refusal("malformed", 408, f"the request head did not end within {HEAD_S:.0f} s") from None
     except asyncio.LimitOverrunError:
-        raise Refusal("malformed", 400, f"a request head of over {MAX_HEAD} bytes") from None
+        raise Refusal("malformed", 400, f"the request head has over {MAX_HEAD} bytes") from None
     except asyncio.IncompleteReadError as error:
         record.outcome = "malformed"
         raise ConnectionError("the client closed the connection") from error

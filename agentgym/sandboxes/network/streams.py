@@ -42,7 +42,7 @@ class Stream:
 
 
 async def pump(source: Stream, target: Stream, count: Count) -> None:
-    """Carry bytes until the source ends, then end the target's input; `count` is called before each piece is sent."""
+    """Forward bytes until the source ends, then end the target's input; `count` is called before each piece is sent."""
     while data := await source.reader.read(PIECE):
         count(len(data))
         target.writer.write(data)
@@ -52,7 +52,7 @@ async def pump(source: Stream, target: Stream, count: Count) -> None:
 
 
 async def both_ways(one: Stream, other: Stream, sent: Count, received: Count) -> None:
-    """Carry bytes both ways until both ends have ended; an error of either ends both and is raised."""
+    """Forward bytes in both directions until both sides have ended; if one fails, stop both and raise its error."""
     await first_error(pump(one, other, sent), pump(other, one, received))
 
 

@@ -36,7 +36,7 @@ def check_path(path: object, name: str = "path") -> None:
     check_text(name, path)
     size = len(str(path).encode("utf-8", "surrogatepass"))
     if size > MAX_PATH:
-        raise WrongContent(f"{name}: {str(path)[:50]!r}... has {size} bytes, the limit is {MAX_PATH}")
+        raise WrongContent(f"{name}: {str(path)[:50]!r}... has {size} bytes, but the limit is {MAX_PATH}")
 
 
 def check_data(name: str, value: object) -> None:
@@ -104,7 +104,9 @@ def check_limit(name: str, value: object, least: int = 0, most: int | None = Non
 def check_files(name: str, files: object) -> None:
     """Raise ValueError if `files` is not a mapping from paths to contents (str or bytes)."""
     if not isinstance(files, Mapping):
-        raise ValueError(f"{name}: must be a mapping of paths to contents, such as {{'a': 'text'}}, got {files!r:.80}")
+        raise ValueError(
+            f"{name}: must be a mapping from paths to contents, such as {{'a': 'text'}}, got {files!r:.80}"
+        )
     for path, content in files.items():
         check_path(path, f"{name}: a path")
         check_data(f"{name}[{path!r}]", content)
@@ -154,7 +156,7 @@ def check_variables(env: object) -> None:
         WrongContent: If a name is empty or contains "=", or a name or value contains NUL.
     """
     if not isinstance(env, Mapping):
-        raise ValueError(f"env: must be a mapping of names to text, such as {{'PORT': '8000'}}, got {env!r:.80}")
+        raise ValueError(f"env: must be a mapping from names to text, such as {{'PORT': '8000'}}, got {env!r:.80}")
     for name, value in env.items():
         check_text("env: a name", name)
         check_text(f"env[{name!r}]", value)

@@ -340,7 +340,7 @@ class Sandbox(ABC):
 
         Raises:
             ValueError: If the source is or contains a link, a pipe or a device, or contains over 10,000 files.
-                Nothing is written then.
+                In that case, nothing is written.
         """
         self._begin(timeout_s)
         check_path_here("source", source)
@@ -376,7 +376,7 @@ class Sandbox(ABC):
 
         Raises:
             SandboxContentError: If the source doesn't exist, exceeds `limit`, contains over 10,000 files and folders,
-                or is over 100 folders deep. Nothing is written then.
+                or is over 100 folders deep. In that case, nothing is written.
             FileExistsError: If a link on this machine is in the way.
         """
         self._begin(timeout_s)
@@ -436,8 +436,8 @@ class Sandbox(ABC):
             timeout_s: Time limit in seconds.
 
         Raises:
-            ValueError: If this is not an archive, or a name in it leads out of the folder. Entries before that name
-                have been extracted then.
+            ValueError: If this is not an archive, or a name in it leads out of the folder. In the latter case,
+                the entries before that name have been extracted.
         """
         self._begin(timeout_s)
         check_path(path)
@@ -508,8 +508,8 @@ class Sandbox(ABC):
             timeout_s: Time limit in seconds.
 
         Raises:
-            ValueError: If the snapshot exceeds `limit` or `timeout_s`, or the folder is over 100 folders deep. No
-                file is written then.
+            ValueError: If the snapshot exceeds `limit` or `timeout_s`, or the folder is over 100 folders deep. In
+                that case, no file is written.
         """
         self._begin(timeout_s)
         check_path_here("path", path)
@@ -529,9 +529,9 @@ class Sandbox(ABC):
             timeout_s: Time limit in seconds.
 
         Raises:
-            ValueError: If the file is not a snapshot or is truncated; the folder is unchanged then. Also if an entry
-                leads out of the folder, or if the content doesn't fit or takes over `timeout_s`; the folder is then
-                empty, or as empty as 5 s of removing can make it.
+            ValueError: If the file is not a snapshot or is truncated, which leaves the folder unchanged. Also if an
+                entry leads out of the folder, or if the content doesn't fit or takes over `timeout_s`, which leaves
+                the folder empty, or as empty as 5 s of removing can make it.
         """
         self._begin(timeout_s)
         check_path_here("path", path)
@@ -554,7 +554,7 @@ class Branch(Sandbox, ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End the branch with its processes and files; closing it twice is harmless."""
+        """End the branch, including its processes and files; closing it twice is harmless."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -567,15 +567,15 @@ class SandboxPool(Protocol):
     """An open pool of sandboxes."""
 
     def lease(self) -> AbstractAsyncContextManager[Sandbox]:
-        """Lease a clean sandbox for one rollout; it waits for a free one.
+        """Lease a clean sandbox for one rollout, waiting for a free one if necessary.
 
-        The pool takes the sandbox back at the end of the block, also on cancellation.
+        The pool takes the sandbox back at the end of the block, even if the task is cancelled.
         """
         ...
 
 
 class SandboxSpec(Protocol):
-    """The sandboxes that an environment needs, as it declares them."""
+    """A kind of sandbox and its settings, which an environment declares as `sandbox_spec`."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
         """Open a pool, which leaves nothing behind when it closes.

@@ -67,7 +67,7 @@ class _Asked:
             self._log(error)
             raise ToolError(f"the host function {self.name!r} returned a value that is not JSON") from error
         if len(answer) > MAX_FILE:
-            raise ToolError(f"the host function returned {len(answer)} bytes of JSON, the limit is {MAX_FILE}")
+            raise ToolError(f"the host function returned {len(answer)} bytes of JSON, but the limit is {MAX_FILE}")
         return answer
 
     def _refusal(self, error: BaseException) -> bytes:

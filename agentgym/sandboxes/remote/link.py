@@ -167,7 +167,7 @@ class Link:
         if self._broken is None and self._why_it_ended is not None:
             self._wire.close()  # A sandbox that still runs ends now because of us, not its code.
             self._killed = await self._why_it_ended()
-        self.cut(self._killed or why or "the wire is closed")
+        self.cut(self._killed or why or "the connection to the sandbox is closed")
         if self._killed is not None:
             return SandboxKilledError(f"the sandbox was terminated by the code that ran in it: {self._killed}")
         return SandboxError(f"{SANDBOX_LOST}: {self.broken}")

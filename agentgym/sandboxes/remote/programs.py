@@ -131,7 +131,7 @@ def _frame(program: Program) -> tuple[bytes, dict[str, Any]]:
     if stdin is not None:
         data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
         if len(data) > MAX_FILE:
-            raise WrongContent(f"stdin: {len(data)} bytes, the limit is {MAX_FILE}: write a file, or use start()")
+            raise WrongContent(f"stdin: {len(data)} bytes, but the limit is {MAX_FILE}; write a file, or use start()")
         parts.append(("stdin", data))
     if sum(len(part) for kind, part in parts if kind != "stdin") > MAX_CODE:
         raise WrongContent(f"command: more than {MAX_CODE} bytes, including its arguments and environment")

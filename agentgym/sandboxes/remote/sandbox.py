@@ -57,7 +57,7 @@ class RemoteSandbox(Files, Surroundings, Branch):
         """Wait for the server's first frame and return the sandbox.
 
         Raises:
-            SandboxError: If it is not the expected frame; the wire is closed then.
+            SandboxError: If it is not the expected frame, in which case the wire is closed.
         """
         try:
             frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
@@ -124,7 +124,7 @@ class RemoteSandbox(Files, Surroundings, Branch):
         """Reset the sandbox to the state of a new one, and end every branch; a branch itself can't be reset.
 
         Raises:
-            SandboxError: If something is left over; the sandbox is broken then.
+            SandboxError: If something is left over, in which case the sandbox is broken.
             ValueError: If this is a branch.
         """
         if self._session != TRUNK:

@@ -41,7 +41,7 @@ class Surroundings(Calls, Networked):
         """Start the proxy and the services of an episode in a clean sandbox.
 
         Raises:
-            SandboxError: If a service does not start; the sandbox is broken then.
+            SandboxError: If a service does not start, in which case the sandbox is broken.
         """
         try:
             await self.network.begin()

@@ -176,7 +176,7 @@ class Wire(asyncio.Protocol):
             FrameTooLarge: If the frame is larger than the other end accepts.
         """
         if self._error is not None or self._transport is None:
-            raise WireError("the wire is closed") from self._error
+            raise WireError("the connection to the sandbox is closed") from self._error
         self._transport.write(encode(envelope, body))
 
     async def receive(self, deadline: float) -> Frame:
@@ -225,7 +225,7 @@ class Wire(asyncio.Protocol):
 
     def close(self) -> None:
         """Cut the wire at once; the server at the other end then ends everything below it."""
-        self._fail(WireError("the wire is closed"))
+        self._fail(WireError("the connection to the sandbox is closed"))
         if self._transport is None or self._transport.is_closing():
             return
         with suppress(OSError):
@@ -259,11 +259,11 @@ class Wire(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """Cut the wire: a sandbox that sends no more gives no answers either, and unsent data would wait for it."""
-        self._fail(WireError("the wire was closed by the sandbox"))
+        self._fail(WireError("the sandbox closed the connection"))
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(WireError(f"the wire was closed by the sandbox{f': {exc}' if exc else ''}"))
+        self._fail(WireError(f"the sandbox closed the connection{f': {exc}' if exc else ''}"))
 
     def _fail(self, error: WireError) -> None:
         if self._timer is not None:

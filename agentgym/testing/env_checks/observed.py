@@ -34,7 +34,7 @@ class Turn:
     over: bool = False
     """Whether the rollout ended with this turn."""
     waited_in: str | None = None
-    """The name of the code that first waited in this turn; None if nothing did."""
+    """The name, for messages, of the first method or tool that waited in this turn; None if none did."""
 
 
 @dataclass(slots=True)
@@ -188,12 +188,12 @@ def observed_class(cls: type[Env[Any]], stage: Watching) -> type[Env[Any]]:
 
 
 def _where_of_score(play: ObservedRollout) -> str:
-    """Return the name of the code that scores."""
+    """Return the name, for messages, of the reward method that is running, or "score()"."""
     return f"reward {play.rewards_running[-1]!r}" if play.rewards_running else "score()"
 
 
 def _where(play: ObservedRollout) -> str:
-    """Return the name of the code that runs in this turn."""
+    """Return the name, for messages, of the method or the tools that are running in this turn."""
     if play.rewards_running:
         return _where_of_score(play)
     named = [call["function"]["name"] for call in play.turns[-1].action.get("tool_calls", ())]

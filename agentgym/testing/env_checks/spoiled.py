@@ -169,7 +169,7 @@ class SpoiledSandbox:
         if isinstance(self.content, SandboxContentError):
             raise self.content.with_traceback(None)
         if len(self.content) > limit:
-            raise WrongContent(f"{len(self.content)} bytes, the limit is {limit}")
+            raise WrongContent(f"{len(self.content)} bytes, but the limit is {limit}")
         return self.content
 
     async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:

@@ -56,13 +56,13 @@ def collate(
     layout: Layout = "padded",
     masked: bool = False,
 ) -> Batch:
-    """Combine the samples into one Batch, in their order; nothing is cut and no sample is changed.
+    """Combine the samples into one Batch, in order; nothing is truncated and no sample is changed.
 
     Args:
         samples: At least one sample.
         pad_id: Id of padding tokens.
         layout: Layout of the forward pass.
-        masked: Turn the loss mask off. Such a batch trains nothing, and is computed only to keep ranks in step.
+        masked: Whether to mask all tokens. Nothing is learned from such a batch; it only keeps ranks in step.
 
     Raises:
         ValueError: If there are no samples, or if token ids are invalid; the message names the sample and the field.

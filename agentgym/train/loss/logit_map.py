@@ -32,11 +32,11 @@ class Scoring:
     logits: LogitMap
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return the input of the softmax."""
+        """Return the logits of the softmax, given those of the output layer."""
         return self.logits(logits) / self.temperature
 
     def in_place(self, logits: Tensor) -> Tensor:
-        """Return the input of the softmax, written to the argument."""
+        """Return the logits of the softmax, overwriting those of the output layer."""
         if self.logits.scale != 1:
             logits.mul_(self.logits.scale)
         if self.logits.cap is not None:

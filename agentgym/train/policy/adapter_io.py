@@ -21,7 +21,7 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 @torch.no_grad()
 def export_adapter(policy: PolicyModel) -> Adapter:
-    """Return a snapshot on the CPU that further training doesn't change. Every rank must call it and gets it."""
+    """Return a CPU snapshot of the adapter, unaffected by further training. Every rank must call it, and gets one."""
     from peft import get_peft_model_state_dict
 
     model = cast("Any", policy.model)

@@ -225,7 +225,7 @@ def shard(
         policy: The policy to shard.
         device: Device of the shards.
         dtype: Data type of all computation. Trained weights, their gradients and moments stay float32.
-        offload: Keep shards, gradients and optimizer on the CPU.
+        offload: Whether to keep shards, gradients and optimizer on the CPU.
         replicas: Number of copies of the sharded model; must divide the number of ranks.
     """
     from torch.distributed.device_mesh import init_device_mesh

@@ -154,7 +154,7 @@ def _stacked(model: Any) -> list[str]:
 
 
 def _routes(model: Any, name: str, layer: Any) -> bool:
-    """Return whether a linear layer scores each expert, or weights the experts' output."""
+    """Return whether a linear layer is a router, which scores each expert, or a gate on the output of experts."""
     config = model.config.get_text_config()
     counts = {getattr(config, setting, None) for setting in EXPERT_COUNTS} | {1}
     parents = name.split(".")[:-1]

@@ -35,14 +35,14 @@ def content_of(value: Any, where: str, role: str | None = None) -> Any:
         got = type(value).__name__
         raise ValueError(f"{where}: must be text, or a list of parts such as ['Look:', ag.Image(data)], got {got}")
     if not value:
-        raise ValueError(f"{where}: an empty list of parts; use text or at least one part")
+        raise ValueError(f"{where}: must not be an empty list of parts; use text or at least one part")
     parts = [_part(part, f"{where}[{place}]") for place, part in enumerate(value)]
     images = [place for place, part in enumerate(parts) if part["type"] == "image_url"]
     if not images:
         return "\n".join(part["text"] for part in parts)
     if role is not None and role not in SEEING_ROLES:
         raise ValueError(
-            f"{where}[{images[0]}]: an image in a message with the role {role!r}; put it into a user message"
+            f"{where}[{images[0]}]: a message with the role {role!r} can't have an image; put it into a user message"
         )
     return [part for part in parts if part != {"type": "text", "text": ""}]
 

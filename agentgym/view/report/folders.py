@@ -117,7 +117,7 @@ class KeptRun:
         path = self.folder / METRICS
         content = _content(path)
         if (count := content.count(b"\n")) > MOST_LINES:
-            raise UnreadableFileError(f"{path}: it has {count:,} lines, above the limit of {MOST_LINES:,}")
+            raise UnreadableFileError(f"{path} has {count:,} lines, above the limit of {MOST_LINES:,}")
         found = [_metrics(line) for line in content.split(b"\n")]
         return [row for row in found if isinstance(row.get("step"), int) and measured(row["step"]) is not None]
 

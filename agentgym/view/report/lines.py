@@ -27,7 +27,7 @@ class Line:
 
     @property
     def label(self) -> str:
-        """The mark and the name."""
+        """The line's letter and its name."""
         return f"{self.mark}: {self.name}"
 
     @property
@@ -121,6 +121,6 @@ def _text(value: object) -> str:
 
 
 def _mark(place: int) -> str:
-    """Return the mark of a line: A, B, .. Z, AA, AB, .."""
+    """Return the letters that identify a line: A, B, .. Z, AA, AB, .."""
     head, tail = divmod(place, 26)
     return (_mark(head - 1) if head else "") + chr(ord("A") + tail)

@@ -30,7 +30,7 @@ def cache_folder() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
-            raise PermissionError("other users can write there")
+            raise PermissionError("the cache folder belongs to another user, or other users can write to it")
         sweep(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
         log.warning("search indexes are stored in a temporary folder, for this viewer only: %s", error)

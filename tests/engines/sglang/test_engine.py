@@ -162,12 +162,12 @@ LYING = {"finish_reason": {"type": "stop"}}
         pytest.param((400, {"error": {"message": "too long"}}), "/generate: 400: too long", id="refused_in_detail"),
         pytest.param(
             generated([10], meta_info=LYING | {"output_token_logprobs": [[None, 10, None]]}),
-            "not rows of value and id",
+            "expected a value and an id in each",
             id="a_logprob_that_is_none",
         ),
         pytest.param(
             generated([10], meta_info=LYING | {"output_token_logprobs": [[float("-inf"), 10, None]]}),
-            "every one must be finite",
+            "must all be finite",
             id="infinite",
         ),
     ],
@@ -366,7 +366,7 @@ async def test_an_adapter_that_one_server_refuses_is_removed_from_the_other() ->
         ({"token_ids": [1.5]}, "token_ids: must be a sequence of at least one integer"),
         ({"token_ids": [1, -2]}, "token_ids: id -2 at position 1"),
         ({"max_tokens": 0}, "max_tokens: must be at least 1"),
-        ({"max_tokens": 400}, "max_tokens: 2 ids and 400 new ones do not fit 400"),
+        ({"max_tokens": 400}, "max_tokens: 2 ids and 400 new ones exceed context_tokens, which is 400"),
     ],
 )
 async def test_an_invalid_request_is_a_value_error_and_is_not_sent(given: Any, said: str) -> None:

@@ -312,10 +312,10 @@ async def test_with_an_adapter_the_version_is_the_adapters_whatever_the_base_wei
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([[None, 1], [None, 2]], "not rows of value and id"),
+        ([[None, 1], [None, 2]], "expected a value and an id in each"),
         ([[None, 1], [float("nan"), 2]], "must all be finite"),
         ([[None, 1], [-0.5, 3]], "different ids"),
-        ([[None, 1], None], "not rows of value and id"),
+        ([[None, 1], None], "expected a value and an id in each"),
     ],
 )
 async def test_an_invalid_score_is_an_engine_error(rows: Any, said: str) -> None:

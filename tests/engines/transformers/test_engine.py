@@ -581,11 +581,11 @@ async def test_ids_outside_the_vocabulary_are_refused(model: Any) -> None:
 
 async def test_a_request_over_the_context_is_refused(model: Any) -> None:
     async with engine_over(model) as engine:
-        with pytest.raises(ValueError, match="do not fit 128"):
+        with pytest.raises(ValueError, match="exceed context_tokens, which is 128"):
             await engine.generate(ids_of(100), session="s", max_tokens=29, sampling=WARM, seed=0)
         with pytest.raises(ValueError, match="at least 1"):
             await engine.generate(ids_of(100), session="s", max_tokens=0, sampling=WARM, seed=0)
-        with pytest.raises(ValueError, match="do not fit 128"):
+        with pytest.raises(ValueError, match="exceed context_tokens, which is 128"):
             await engine.score(ids_of(129), sampling=WARM)
 
 

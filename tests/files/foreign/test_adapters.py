@@ -63,11 +63,11 @@ def test_tensors_that_are_not_what_they_say_are_refused(broken: str, tmp_path: P
     header, rest, told = BROKEN[broken]
     folder = adapter(tmp_path / "adapter")
     rewrite(folder, header, rest)
-    with pytest.raises(ValueError, match=f"cannot be read: UnreadableFileError: .*{TENSORS}: .*{told}"):
+    with pytest.raises(ValueError, match=f"cannot be read: UnreadableFileError: .*{TENSORS}:? .*{told}"):
         read_adapter(folder)
     (found,) = commands.run(["merge", str(folder), str(tmp_path / "out")])
     assert (wrong_with(found), found["code"]) == ([], 1)
-    assert found["error"].startswith(f"agentgym: {folder / TENSORS}: ")
+    assert found["error"].startswith(f"agentgym: {folder / TENSORS}")
 
 
 def test_a_header_that_is_longer_than_the_file_is_refused(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_link_out_of_an_adapter_is_refused_and_one_of_the_hubs_cache_is_not(na
     own = adapter(tmp_path / "own")
     (own / name).unlink()
     (own / name).symlink_to(tmp_path / "elsewhere/blobs/456")
-    with pytest.raises(ValueError, match="it is a link that leads out of"):
+    with pytest.raises(ValueError, match="is a link that leads out of"):
         read_adapter(own)
 
 

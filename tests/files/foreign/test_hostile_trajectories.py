@@ -77,7 +77,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         document({"source": "agent", "message": "It.", **kept(seconds="x")}),
         "seconds: must be a number, got 'x'",
     ),
-    "a list": ([1], "it must hold a JSON object, got list"),
+    "a list": ([1], "must hold a JSON object, got list"),
     "an object of nothing": ({}, "schema_version: Field required"),
     "an id of a reference that is a list": (
         document(
@@ -106,7 +106,7 @@ def test_a_trajectory_takes_no_more_than_its_file_explains(hostile: str, tmp_pat
     (tmp_path / "a.json").write_text(json.dumps(content))
     (found,) = commands.run(["import", str(tmp_path / "a.json"), "--output-dir", str(tmp_path / "out")])
     assert wrong_with(found) == []
-    assert (found["code"], found["error"].startswith(f"agentgym: paths: {tmp_path / 'a.json'}: ")) == (1, True)
+    assert (found["code"], found["error"].startswith(f"agentgym: paths: {tmp_path / 'a.json'}")) == (1, True)
     assert told in found["error"]
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
@@ -263,8 +263,8 @@ def test_a_trajectory_in_pieces_below_its_folder_is_read_whole(tmp_path: Path) -
     ("config", "told"),
     [
         (deep(), "it nests more than 200 levels"),
-        ("[1]", "it must hold a JSON object, got list"),
-        (None, "it is a pipe, not a regular file"),
+        ("[1]", "must hold a JSON object, got list"),
+        (None, "is a pipe, not a regular file"),
     ],
     ids=["100,000 levels", "a list", "a pipe"],
 )

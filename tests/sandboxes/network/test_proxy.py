@@ -209,7 +209,7 @@ def greeting(name: str | None) -> bytes:
         (greeting("LOCALHOST"), ""),
         (greeting("evil.com"), "TLS for evil.com in a tunnel to localhost"),
         (greeting(None), "TLS for no name in a tunnel to localhost"),
-        (greeting("localhost")[:100], "a TLS ClientHello that ends too early"),
+        (greeting("localhost")[:100], "the TLS ClientHello ends too early"),
         (b"\x16\x03\x01\xff\xff" + bytes(99), "not a TLS ClientHello"),
         (b"\x16\x03\x01\x00\x05" + bytes(5), "not a TLS ClientHello"),
         (b"not tls", "no TLS in a tunnel to localhost:"),
@@ -367,7 +367,7 @@ ALERT = b"\x15\x03\x01\x00\x02\x01\x70"
         (ALERT + ASKS_AGAIN, b"", "evil.com", "TLS for evil.com in a tunnel to localhost"),
         (ASKS_AGAIN, b"", "evil.com", "TLS for evil.com in a tunnel to localhost"),
         (ASKS_AGAIN, CHANGE + EARLY, "evil.com", "TLS for evil.com in a tunnel to localhost"),
-        (ANSWERS, b"", "localhost", "a second TLS ClientHello that the host did not request"),
+        (ANSWERS, b"", "localhost", "the host did not request a second TLS ClientHello"),
         (in_records(b"\x02\x00\x00\x28", 2), b"", "evil.com", "the host's TLS ServerHello is fragmented"),
     ],
 )
@@ -463,7 +463,7 @@ def test_a_client_hello_that_hides_its_host_or_has_trailing_data_is_refused() ->
     for kind in ENCRYPTED_NAMES:
         with pytest.raises(Malformed, match="encrypted name"):
             server_name(message("a.org", kind.to_bytes(2, "big") + b"\x00\x00"))
-    with pytest.raises(Malformed, match="with trailing data"):
+    with pytest.raises(Malformed, match="has trailing data"):
         server_name(message("a.org") + message("evil.com"))
 
 

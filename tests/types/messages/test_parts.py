@@ -34,7 +34,7 @@ def test_content_is_stored_as_text_or_as_parts_with_an_image(given: Any, kept: A
     ("given", "told"),
     [
         (None, r"^content: must be text, or a list of parts .*, got NoneType"),
-        ([], r"^content: an empty list of parts"),
+        ([], r"^content: must not be an empty list of parts"),
         (["a", 3], r"^content\[1\]: must be text, an ag\.Image or a part, got int"),
         ([{"type": "image"}], r"^content\[0\]: must be .*, got \{type: 'image'\}"),
         ([{"type": "input_audio", "input_audio": "x"}], r"^content\[0\]: must be .*, got \{type: 'input_audio'"),
@@ -54,7 +54,9 @@ def test_an_invalid_part_is_refused_by_its_position(given: Any, told: str) -> No
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
 def test_an_image_in_a_role_that_accepts_none_is_refused(role: str) -> None:
-    with pytest.raises(ValueError, match=rf"^content\[1\]: an image in a message with the role '{role}'; put it into"):
+    with pytest.raises(
+        ValueError, match=rf"^content\[1\]: a message with the role '{role}' can't have an image; put it into"
+    ):
         content_of(["a", PART], "content", role)
     assert content_of(["a", "b"], "content", role) == "a\nb"
 

@@ -104,7 +104,7 @@ class ServerProcess:
             )
 
     async def restart(self) -> None:
-        """Start the command again after it ended. The output is appended to the same log."""
+        """Restart the command after it has ended. The output is appended to the same log."""
         self.restarts_left -= 1
         await self.close()
         await self.start()

@@ -30,7 +30,7 @@ class Payload(Protocol):
     """A packed policy. Its owner keeps it while the policy is current, in case a server is restarted."""
 
     def requests(self, tp: int) -> Iterator[tuple[str, bytes]]:
-        """Yield path and body of the requests that load the policy into a server with `tp` processes."""
+        """Yield the path and body of each request that loads the policy into a server with `tp` processes."""
         ...
 
 
@@ -42,7 +42,7 @@ class AdapterFolder:
     folder: Path
 
     def requests(self, tp: int) -> Iterator[tuple[str, bytes]]:
-        """Yield the one request that names the folder."""
+        """Yield a single request, which names the folder."""
         yield "/load_lora_adapter", json.dumps({"lora_name": self.lora, "lora_path": str(self.folder)}).encode()
 
 
@@ -55,7 +55,7 @@ class PackedAdapter:
         self._bodies = {tp: f'{named},"serialized_named_tensors":{_for_each(packed, tp)}}}'.encode() for tp in set(tps)}
 
     def requests(self, tp: int) -> Iterator[tuple[str, bytes]]:
-        """Yield the one request with the adapter, repeated for each process of the server."""
+        """Yield a single request, whose body has a copy of the adapter for each process of the server."""
         yield "/load_lora_adapter_from_tensors", self._bodies[tp]
 
 

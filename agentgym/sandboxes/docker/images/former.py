@@ -21,7 +21,7 @@ class Former:
     id: str
     names: tuple[str, ...]
     size_mb: int
-    """Its full size in MB; the part shared with other images remains when it is removed."""
+    """The image's full size in MB; the part shared with other images remains when it is removed."""
 
     def __str__(self) -> str:
         return f"image {', '.join(self.names) or 'without a name'} ({self.id[7:19]}, {self.size_mb} MB)"

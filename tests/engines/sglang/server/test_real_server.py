@@ -139,7 +139,7 @@ async def test_a_turn_may_fill_the_context_to_its_last_id_and_no_further(engine:
     done = await say(engine, (LOOP * 50)[: limit - 1], tokens=1)
     assert len(done.token_ids) == 1
     assert len(await engine.score((LOOP * 50)[:limit], sampling=WARM)) == limit - 1
-    with pytest.raises(ValueError, match="do not fit 512"):
+    with pytest.raises(ValueError, match="exceed context_tokens, which is 512"):
         await say(engine, (LOOP * 50)[:limit], tokens=1)
 
 

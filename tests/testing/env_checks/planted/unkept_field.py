@@ -6,7 +6,10 @@ from typing import Any
 from agentgym.environments.env import Split
 from tests.testing.env_checks.looking import TASK, Looking, LookTask
 
-FOUND = r"tasks: Judged\.check: a function has no text that is the same in every process; .*: a run, and an evaluation"
+FOUND = (
+    r"tasks: Judged\.check: expected a value with the same text in every process, got a function; .*: a run, and an "
+    "evaluation"
+)
 
 
 class Judged(LookTask):
