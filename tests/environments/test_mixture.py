@@ -188,7 +188,7 @@ def test_each_member_has_its_own_arguments_and_the_sandbox_that_was_asked_for() 
             {"worth": 2},
             r"^env_args\.worth: put the member's name in front, as in ones\.worth",
         ),
-        ({"ones": 1, "rows": 1}, {"ones.wort": 2}, r"^env_args\.ones\.wort: Ones declares no such .*'worth'"),
+        ({"ones": 1, "rows": 1}, {"ones.wort": 2}, r"^env_args\.ones\.wort: Ones has no such .*'worth'"),
         ({"ones": 1, "my.envs:ones": 1}, {}, r"^env: two of ones, my\.envs:ones are named ones"),
     ],
 )
