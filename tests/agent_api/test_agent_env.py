@@ -1,4 +1,4 @@
-"""Envs whose agent is a program: it is started in a sandbox, held to the limits, scored, and ended."""
+"""Envs whose agent is a program: started in a sandbox, held to its limits, scored, and ended."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ def ask(messages, **more):
 def user(text):
     return {"role": "user", "content": text}
 """
-"""The beginning of each agent here: a client of nothing but the standard library."""
+"""The beginning of each agent program here: an HTTP client that uses only the standard library."""
 COUNT = """
 messages = [user(sys.stdin.read())]
 for _ in range(3):
@@ -47,7 +47,7 @@ def command(code: str) -> list[str]:
 
 
 class Here(ag.AgentEnv[ag.Task]):
-    """An agent as a plain process."""
+    """An agent that runs as a plain process."""
 
     sandbox_spec = ag.Process(unsafe=True)
     command = command(COUNT)
@@ -131,7 +131,7 @@ print(len(answers), {len(answer) for answer in answers})
 
 
 class Ended(Here):
-    """Keeps how its agent ended."""
+    """Records how its agent ended."""
 
     results: ClassVar[list[ExecResult | None]] = []
 
@@ -269,7 +269,7 @@ async def test_at_a_time_limit_the_agent_is_ended_and_the_sandbox_is_there_for_t
 
 
 class Short(Here):
-    """Gives each rollout another reward."""
+    """Gives each rollout a different reward."""
 
     limits = ag.Limits(turn_tokens=24, context_tokens=1024)
     scored = itertools.count(1)

@@ -1,4 +1,6 @@
-"""The API of a rollout over HTTP: what is read, how it is refused, and what a hung-up client leaves."""
+"""A rollout's API over HTTP: which requests are read, how others are refused, and the effects of a client that
+hangs up.
+"""
 
 import asyncio
 import json
@@ -320,7 +322,7 @@ def spoken(said: Any = GO, *, head: str = "") -> bytes:
 
 
 async def answers(sent: list[bytes], *replies: Any) -> bytes:
-    """All that the server says to these pieces, until it closes."""
+    """Send these pieces and return everything that the server writes until it closes the connection."""
     async with serving(Played(Scripted(replies))) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         for piece in sent:

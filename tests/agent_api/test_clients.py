@@ -1,4 +1,4 @@
-"""Unmodified clients from PyPI: what they are answered is trained as it was sampled."""
+"""Unmodified clients from PyPI: the responses that they get are trained exactly as they were sampled."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ class OpenAIAgent:
         self.draw = draw
 
     async def play(self, steps: int) -> None:
-        """Go on for so many steps, each of another kind."""
+        """Run this many steps, each of a randomly chosen kind."""
         messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "go"}]
         for _ in range(steps):
             kind = self.draw.choice(["on", "on", "again", "branches", "edit", "search", "forget"])
@@ -45,7 +45,7 @@ class OpenAIAgent:
             messages = await self.turn(messages)
 
     async def turn(self, messages: list[Any]) -> list[Any]:
-        """The messages with an answer behind them, and what the tools say to that."""
+        """Return the messages with the model's response and the resulting tool messages appended."""
         ask = self._streamed if self.draw.random() < 0.5 else self._whole
         said = await ask(messages)
         told = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in said.get("tool_calls") or ()]
@@ -74,7 +74,7 @@ class OpenAIAgent:
 
 
 async def conversations(count: int) -> None:
-    """Play so many conversations of the agent, each with a rollout of its own."""
+    """Run this many of the agent's conversations, each with a separate rollout."""
     pytest.importorskip("openai", reason="the package openai is not installed")
     engine, rollouts = Drawing(), []
     for number in range(count):

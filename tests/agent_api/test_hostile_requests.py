@@ -1,5 +1,4 @@
-"""What the code in a sandbox may send to its agent's API: nothing makes the rollout fail, or holds up the event
-loop."""
+"""Hostile requests to an agent's API: code in the sandbox can neither fail the rollout nor block the event loop."""
 
 import asyncio
 import json
@@ -108,7 +107,7 @@ TOOL = st.fixed_dictionaries({"name": st.just("look"), "input_schema": SCHEMA}) 
 CALLS = Scripted(lambda _: Message(role="assistant", content="", tool_calls=[
     {"type": "function", "function": {"name": "look", "arguments": {"at": "x", "b": ["y"], "c": 10**40}}}
 ]))  # fmt: skip
-"""A policy that calls the tool with text and lists, which parsers cast by the tool's schema."""
+"""A policy that calls the tool with text and lists, which parsers convert according to the tool's schema."""
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, COUNT])
@@ -244,7 +243,7 @@ async def test_large_requests_that_come_at_once_take_no_more_turns_than_there_ar
 
 
 class Client(asyncio.Transport):
-    """The other end of a connection, which keeps what it is told."""
+    """The client end of a connection, which records everything that the server writes."""
 
     def __init__(self, handle: Callable[[HttpRequest], Any]) -> None:
         super().__init__()
@@ -261,7 +260,7 @@ class Client(asyncio.Transport):
         self.told.set()
 
     async def ask(self, data: bytes, piece: int = 1 << 16) -> bytes:
-        """Send this in pieces; what is said to it, once something is."""
+        """Send the data in pieces and return everything received once the first response bytes arrive."""
         for at in range(0, len(data), piece):
             self.connection.data_received(data[at : at + piece])
             await asyncio.sleep(0)
@@ -341,7 +340,9 @@ async def test_a_head_request_is_answered_without_a_body_and_the_next_one_is_rea
 
 
 async def longest_turn(work: Any) -> tuple[float, Any]:
-    """The most seconds of CPU time that one turn of the event loop took while this was awaited, and its result."""
+    """Return the longest CPU time in seconds that one event loop turn took while `work` ran, and the result of
+    `work`.
+    """
     longest, done = 0.0, asyncio.ensure_future(work)
     while not done.done():
         began = time.thread_time()

@@ -1,4 +1,4 @@
-"""The Gymnasium bridge, both ways, with FakeSandboxPool and Gymnasium's own checker."""
+"""The Gymnasium bridge in both directions, with FakeSandboxPool and Gymnasium's own checker."""
 
 import asyncio
 import importlib.util
@@ -40,14 +40,14 @@ MALFORMED = "<tool_call>\nget(31)\n</tool_call>"
 
 
 def calling(code: str) -> str:
-    """The assistant's turn that runs `code`, in the Hermes format."""
+    """Return an assistant turn that runs `code`, in the Hermes format."""
     return f"<tool_call>\n{json.dumps({'name': 'python', 'arguments': {'code': code}})}\n</tool_call>"
 
 
 class Sandboxed:
     """A sandbox over FakeSandboxPool that counts its open pools.
 
-    No async generator: asyncio would close one that was left open when its loop ends.
+    It isn't an async generator, because asyncio would close one that is still open when its loop ends.
     """
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class Sandboxed:
 
 @pytest.fixture
 def unregistered() -> Iterator[None]:
-    """Forget what a test registers with Gymnasium."""
+    """Unregister the envs that a test registers with Gymnasium."""
     known = dict(gymnasium.registry)
     yield
     gymnasium.registry.clear()
     gymnasium.registry.update(known)
 
 
-# ------------------------------------------------------------------- out
+# ------------------------------------------------------------------- export
 
 
 @pytest.mark.usefixtures("no_leaks", "unregistered")
@@ -129,7 +129,7 @@ def test_the_limit_on_turns_truncates_and_the_score_is_in_the_last_reward(sandbo
         steps = [env.step(action) for action in [MALFORMED, *[calling("1")] * 5]]
     assert [(earned, terminated, truncated) for _, earned, terminated, truncated, _ in steps[:-1]] == [(0, 0, 0)] * 5
     assert steps[-1][:4] == ("tool: 1", -0.1, False, True)
-    assert steps[-1][4]["rewards"]["malformed"] == 1.0  # what the method returned; the reward has its weight
+    assert steps[-1][4]["rewards"]["malformed"] == 1.0  # the method's return value; the reward has its weight
     assert steps[-1][4]["stop_reason"] == "turns"
 
 
@@ -141,7 +141,7 @@ def test_ending_on_the_last_turn_is_no_truncation(sandboxes: FakeSandboxPool) ->
 
 
 class Still(ag.ToolEnv[ag.Task]):
-    """Two tasks, each worth a half whatever is said."""
+    """Two tasks, each worth 0.5 whatever the model says."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> list[ag.Task]:
@@ -153,7 +153,7 @@ class Still(ag.ToolEnv[ag.Task]):
 
 
 class Plain(ag.Env[ag.Task]):
-    """Earns 1 a step and writes down in which task it is used."""
+    """Earns 1 per step and records the asyncio task of each call."""
 
     limits = ag.Limits(turns=3)
     used: ClassVar[list[object]] = []
@@ -213,7 +213,7 @@ def test_the_limit_on_seconds_truncates_a_step_that_never_ends() -> None:
 
 
 class Interrupted(Plain):
-    """Presses Ctrl-C in its own step and waits."""
+    """Raises SIGINT in its own step, as Ctrl-C does, and waits."""
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         os.kill(os.getpid(), signal.SIGINT)
@@ -370,7 +370,7 @@ def test_without_gymnasium_the_error_says_what_to_install(monkeypatch: pytest.Mo
         spec.loader.exec_module(ModuleType("without_gymnasium"))
 
 
-# ------------------------------------------------------------------- in
+# ------------------------------------------------------------------- import
 
 
 class FrozenLake(GymnasiumToolEnv):
@@ -390,7 +390,7 @@ PATH: list[Reply] = [call("act", action=name) for name in ("down", "down", "righ
 
 
 def read(played: ag.Rollout) -> str:
-    """The whole rollout as text."""
+    """Return the whole rollout as text."""
     return Scripted([]).tokenizer.decode(played.segments[-1].token_ids.tolist())
 
 
@@ -439,7 +439,7 @@ async def test_gymnasiums_own_limit_ends_it_as_truncated() -> None:
 
 
 class Counting(gymnasium.Env[int, int]):  # type: ignore[misc]
-    """Counts up from a seeded start; action 5 pays a half, action 6 ends it and pays one."""
+    """Counts up from a seeded start; action 5 pays 0.5, and action 6 pays 1 and ends the episode."""
 
     observation_space = gymnasium.spaces.Discrete(1000)
     action_space = gymnasium.spaces.Discrete(2, start=5)
@@ -530,7 +530,7 @@ def test_an_exported_env_is_closed_behind_the_thread_of_its_tool() -> None:
             try:
                 begun.set()
                 free.wait()
-            except threads.Interrupted:  # It came before the call of C was begun.
+            except threads.Interrupted:  # The interrupt came before the C call started.
                 free.wait()
             finally:
                 diary.append("work ended")
@@ -544,7 +544,7 @@ def test_an_exported_env_is_closed_behind_the_thread_of_its_tool() -> None:
 
     exported = ExportedEnv(Slow, tasks=[ag.Task.model_validate({"id": "t", "prompt": "Go."})])
     exported.reset(seed=0)
-    while not begun.is_set():  # A call whose thread had not begun by then does nothing.
+    while not begun.is_set():  # A call does nothing if its thread had not started by its time limit.
         text, *_ = exported.step('<tool_call>\n{"name": "work", "arguments": {}}\n</tool_call>')
         assert "timed out" in text
     threading.Timer(0.1, free.set).start()

@@ -1,4 +1,4 @@
-"""Envs served as MCP servers, driven by the package's own client and by ag.MCP."""
+"""Envs served as MCP servers, driven by the `mcp` package's own client and by ag.MCP."""
 
 import asyncio
 import base64
@@ -39,7 +39,7 @@ STARS = ChaseTask(
 
 
 class Judged(ag.ToolEnv[ag.Task]):
-    """Worth what a judge says."""
+    """Rewards what a judge says."""
 
     @ag.reward
     async def judged(self) -> float:
@@ -79,7 +79,7 @@ async def test_arguments_that_no_model_writes_are_an_error_and_the_episode_goes_
 
 
 class Camera(ag.ToolEnv[ag.Task]):
-    """Shows pictures."""
+    """Returns pictures."""
 
     @ag.tool
     async def photo(self) -> list[str | ag.Image]:
@@ -105,7 +105,7 @@ async def test_a_picture_that_a_tool_returns_is_an_image_of_its_result() -> None
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """Adds numbers; worth what was added last where the answer names it."""
+    """Adds numbers; rewards the last sum if the answer names it."""
 
     limits = ag.Limits(turns=4)
     system = "You add."
@@ -251,7 +251,7 @@ async def test_an_env_that_cannot_be_served_is_refused() -> None:
 
 
 async def post(url: str, headers: dict[str, str]) -> None:
-    """Send a request that no MCP client sends, as a stranger does who looks for something to call."""
+    """Send a request that no MCP client sends, as an unknown program that probes the port would."""
     asked = Request(url, b"{}", {"Content-Type": "application/json", **headers}, method="POST")
     await asyncio.to_thread(lambda: urlopen(asked).close())
 

@@ -1,4 +1,4 @@
-"""The OpenEnv bridge against real servers of OpenEnv's own package; `make peers` installs it, and runs these tests."""
+"""The OpenEnv bridge against real servers from OpenEnv's own package; `make peers` installs it and runs these tests."""
 
 import asyncio
 import socket
@@ -34,7 +34,7 @@ class Sum(Observation):  # type: ignore[misc]
 
 
 class Adding(Environment):  # type: ignore[misc]
-    """Adds up to ten; each step pays a tenth of what it added."""
+    """Adds up to ten; each step pays a tenth of the number that it added."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     closed = 0
@@ -59,7 +59,7 @@ class Adding(Environment):  # type: ignore[misc]
 
 @asynccontextmanager
 async def served(environment: Any, action: Any, observation: Any) -> AsyncIterator[str]:
-    """The address of an OpenEnv server that runs meanwhile."""
+    """Run an OpenEnv server for the test and yield its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     app = create_fastapi_app(environment, action, observation, max_concurrent_envs=4)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
@@ -116,7 +116,7 @@ async def test_a_wrong_action_is_an_answer_and_a_lost_server_a_failure() -> None
 
 
 class Desk(MCPEnvironment):  # type: ignore[misc]
-    """Has two MCP tools."""
+    """An environment with two MCP tools."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

@@ -1,4 +1,4 @@
-"""The PettingZoo bridge, both ways, with PettingZoo's own api_test and its wrappers."""
+"""The PettingZoo bridge in both directions, checked with PettingZoo's own api_test and wrappers."""
 
 import random
 from collections.abc import Sequence
@@ -26,7 +26,9 @@ CLOSED: list[object] = []
 
 
 class Tally(AECEnv):  # type: ignore[misc]
-    """Players take 1 or 2 stones in turn, each of which pays 1; a mask forbids to take two of one stone."""
+    """Players take turns taking 1 or 2 stones for 1 point per turn; a mask forbids taking two when one stone is
+    left.
+    """
 
     metadata = {"render_modes": ["ansi"], "name": "tally_v0"}  # noqa: RUF012
 
@@ -104,7 +106,7 @@ def shown(rollout: ag.Rollout) -> list[str]:
     return [str(message["content"]) for message in said if message["role"] in ("user", "tool")]
 
 
-# -------------------------------------------------------------------- in
+# -------------------------------------------------------------------- import
 
 
 async def test_the_model_plays_a_seat_of_a_pettingzoo_env_for_the_sum_of_its_rewards(no_leaks: None) -> None:
@@ -200,11 +202,11 @@ async def test_an_env_that_is_no_such_game_is_named(made: Any, settings: dict[st
         raise AssertionError(rollout.failure.message)
 
 
-# ------------------------------------------------------------------- out
+# ------------------------------------------------------------------- export
 
 
 class Race(ag.Game):
-    """Add 1 or 2 in turn; whoever reaches `last` wins."""
+    """Players add 1 or 2 in turn; the player that reaches `last` wins."""
 
     rules = "Add 1 or 2. Whoever reaches the end wins."
     actions: ClassVar[tuple[str, ...]] = ("1", "2", "pass")

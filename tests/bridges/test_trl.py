@@ -1,4 +1,4 @@
-"""Our envs in TRL's trainer: by hand as it plays them, and one real step of GRPO."""
+"""agentgym envs in TRL's trainer: driven by hand as TRL does, and one real GRPO step."""
 
 import inspect
 from pathlib import Path
@@ -31,7 +31,7 @@ def said(content: str, **more: Any) -> dict[str, Any]:
 
 
 class Odd(ag.ToolEnv[ag.Task]):
-    """Worth what was picked; its tool `lose` breaks the env, and `done` ends it."""
+    """Rewards the picked number; its tool `lose` breaks the env, and `done` ends the episode."""
 
     limits = ag.Limits(turns=3)
     system = "You pick."
@@ -212,7 +212,7 @@ def test_one_step_of_trls_grpo_trains_the_tiny_model_on_our_env(tmp_path: Path) 
     folder = ROOT / "recipes/checkpoints/chase"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.response_template = qwen3_template  # TRL knows the calls of templates by their text; this one is ours.
+    tokenizer.response_template = qwen3_template  # TRL recognizes known templates by their text only.
     before = [parameter.detach().clone() for parameter in model.parameters()]
     settings = trl.GRPOConfig(
         output_dir=str(tmp_path),

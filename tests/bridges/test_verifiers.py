@@ -1,4 +1,4 @@
-"""The verifiers bridge against the real package's own loops and rubrics; `make peers` installs it, and runs these."""
+"""The verifiers bridge against the real package's loops and rubrics; `make peers` installs it and runs these tests."""
 
 import asyncio
 import re
@@ -54,7 +54,7 @@ async def brief(completion: Any) -> float:
 
 
 def made(**declared: Any) -> type[VerifiersEnv]:
-    """An env whose `load` is given."""
+    """Return an env class with this `load`."""
     load = declared.pop("load")
     return type("Played", (VerifiersEnv,), {"load": classmethod(lambda cls: load()), **declared})
 

@@ -1,4 +1,4 @@
-"""The command `agentgym check`: what it says of an env, by each kind of name, and what its exit code means."""
+"""The command `agentgym check`: its report about an env, the ways to name one, and its exit code."""
 
 import importlib
 import sys
@@ -20,7 +20,7 @@ TEXT = renamed((ROOT / "templates/tool/env.py").read_text(), "tool", "hello")
 
 @dataclass(frozen=True)
 class Done:
-    """What the command said, and its exit code."""
+    """The command's output and exit code."""
 
     returncode: int
     stdout: str
@@ -32,7 +32,7 @@ Check = Callable[..., Done]
 
 @pytest.fixture
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
-    """The command in a folder with the env hello, which is imported anew each time."""
+    """Return a function that runs the command in a folder with the env hello, which is imported anew each time."""
     (tmp_path / "hello").mkdir()
     (tmp_path / "hello/__init__.py").touch()
     (tmp_path / "hello/env.py").write_text(TEXT)
@@ -147,7 +147,7 @@ def test_a_name_or_a_task_that_is_not_there_is_one_line(check: Check, words: tup
 def test_an_env_that_cannot_be_checked_is_one_line(check: Check, tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "hello/env.py").write_text(text)
     done = check("hello")
-    if not said:  # the registered one is meant
+    if not said:  # it then finds the registered env
         assert done.returncode == 0
         assert "name one class, as in hello/env.py:Hello" in check("hello/env.py").stderr
         return

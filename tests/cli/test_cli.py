@@ -1,4 +1,4 @@
-"""The command line: what each command says, and what its exit code means."""
+"""The command line: the output of each command and the meaning of its exit code."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ def say(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
 
 
 def dead_owner() -> str:
-    """A process of this boot that has ended: this one's name with another start."""
+    """Return the owner name of a process of this boot that has ended: this process's name with another start time."""
     *same, _ = owner().split("/")
     return "/".join([*same, "1"])
 
@@ -57,8 +57,8 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert all(name in done.stdout for name in cli.COMMANDS)
-    assert len(done.stdout.splitlines()) < 4 * len(cli.COMMANDS)  # a sentence for each; its own help has the rest
-    assert "imported" not in done.stdout  # What the user of a command need not know.
+    assert len(done.stdout.splitlines()) < 4 * len(cli.COMMANDS)  # one sentence each; a command's own help has the rest
+    assert "imported" not in done.stdout  # Which modules are imported is of no interest to a user.
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_words_that_a_command_does_not_take_are_refused_in_one_line_that_says_wh
 
 
 def commands(known: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The words of every command."""
+    """Yield the words of every command."""
     for name, given in known.items():
         if isinstance(given, Mapping):
             yield from commands(given, (*path, name))
@@ -173,7 +173,7 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def without(package: str, *args: str) -> "subprocess.CompletedProcess[str]":
-    """The command where that package is not installed, and no engine runs."""
+    """Run the command as if that package were not installed, with no container engine running."""
     code = (
         f"import sys; sys.modules[{package!r}] = None; from agentgym.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
@@ -226,7 +226,7 @@ def test_gc_removes_the_folders_of_dead_owners_only(
 
 
 def labeled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
-    """A created container of that owner, removed when the stack ends."""
+    """Create a container of that owner, which is removed when the stack ends, and return its id."""
     labels = {heartbeat.OWNER_LABEL: who, heartbeat.RUN_LABEL: secrets.token_hex(6)}
     made: str = client.create_container(docker_image.default_image(), labels=labels)["Id"]
     stack.callback(heartbeat.remove_container, client, made)
@@ -239,7 +239,7 @@ def test_gc_removes_the_containers_of_dead_owners_only(
 ) -> None:
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
-    # An owner of another machine: no other sweep that runs here meanwhile takes it for dead.
+    # An owner on another machine: no sweep that happens to run here at the same time takes it for dead.
     elsewhere = "elsewhere/boot/1/1/1"
     monkeypatch.setattr(heartbeat, "state_of", lambda who: "ended" if who == elsewhere else "alive")
     client = docker_client.connect()
@@ -348,12 +348,12 @@ def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
 
     base = ROOT / "recipes/checkpoints/chase"
     with Trainer(base, TrainConfig(device="cpu")) as trainer:
-        trainer.save(tmp_path / "adapter")  # untrained: the sum is the base
+        trainer.save(tmp_path / "adapter")  # untrained, so the merged model equals the base
     code, out = say(capsys, "merge", str(tmp_path / "adapter"), str(tmp_path / "merged"))
     assert (code, out) == (0, f"{tmp_path / 'merged'}\n")
     tensors = [load_file(folder / "model.safetensors") for folder in (base, tmp_path / "merged")]
     assert tensors[0].keys() == tensors[1].keys()
-    assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())  # bfloat16, both
+    assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())  # both bfloat16
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
     assert cli.main(["merge", str(tmp_path / "adapter"), str(tmp_path / "merged")]) == 1
     assert "already exists; choose a new folder" in capsys.readouterr().err

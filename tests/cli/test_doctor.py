@@ -1,4 +1,4 @@
-"""What `agentgym doctor` says of a machine and of a model's tokenizer."""
+"""What `agentgym doctor` reports about a machine and about a model's tokenizer."""
 
 import os
 import platform
@@ -119,7 +119,7 @@ def test_the_doctor_says_the_versions_that_a_question_needs(
 def test_the_doctor_says_so_where_an_engine_answers_and_only_the_package_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "docker.sock"
     code = "import sys; sys.modules['docker'] = None; from agentgym.cli import main; main.main(['doctor'])"
-    with socketserver.UnixStreamServer(str(path), socketserver.BaseRequestHandler):  # It takes connections, no more.
+    with socketserver.UnixStreamServer(str(path), socketserver.BaseRequestHandler):  # It only accepts connections.
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", code],
             cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, "DOCKER_HOST": f"unix://{path}"},

@@ -1,4 +1,4 @@
-"""`agentgym eval` and `agentgym compare`: what they print, keep and refuse."""
+"""The commands `agentgym eval` and `agentgym compare`: what they print, store and refuse."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ class Stuck(Short):
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder with an env module."""
+    """Return a folder with an env module."""
     (tmp_path / "my_short.py").write_text(ENV)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,6 @@
-"""The command `agentgym new`, and the environments that it makes; the templates have tests of their own beside them."""
+"""The command `agentgym new` and the environments that it creates; the templates' own tests are next to the
+templates.
+"""
 
 import ast
 import os
@@ -96,7 +98,7 @@ def test_names_become_those_of_the_new_environment() -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, installed: Installed) -> Path:
-    """An empty folder in which the wheel has made an environment of each kind."""
+    """Return a folder in which the wheel has created an environment of each kind."""
     folder = tmp_path_factory.mktemp("made")
     for kind in KINDS:
         done = installed.run("agentgym", "new", f"my_{kind}", "--kind", kind, cwd=folder)

@@ -1,4 +1,4 @@
-"""The command `agentgym play`: turns through a pipe and through a terminal, and how they are read."""
+"""The command `agentgym play`: turns read from a pipe and from a terminal."""
 
 import fcntl
 import os
@@ -47,7 +47,7 @@ class Asks(ag.ToolEnv[ag.Task]):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the env hello, and with one that asks a sub-agent."""
+    """Return a folder with the env hello and an env that calls a sub-agent."""
     for name, text in (("hello", (ROOT / "templates/tool/env.py").read_text()), ("asks", FORKS)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
@@ -150,24 +150,24 @@ def test_the_rewards_of_roles_are_shown_at_the_end(folder: Path) -> None:
 
 
 class Terminal:
-    """The command on a terminal of its own."""
+    """The command running in a pseudo-terminal."""
 
     def __init__(self, descriptor: int, process: "subprocess.Popen[bytes]") -> None:
         self.descriptor, self.process, self.said = descriptor, process, ""
 
     def read_to(self, text: str) -> None:
-        """Read until the text was printed, behind what was read before."""
+        """Read new output until it contains the text."""
         said = ""
         while text not in said:
             said += os.read(self.descriptor, 1 << 12).decode()
         self.said += said
 
     def end(self) -> int:
-        """Wait for the end of the process and return its exit code."""
+        """Wait for the process to end and return its exit code."""
         while True:
             try:
                 piece = os.read(self.descriptor, 1 << 12)
-            except OSError:  # EIO: nobody holds the other end.
+            except OSError:  # EIO: the other end is closed.
                 break
             if not piece:
                 break

@@ -1,4 +1,4 @@
-"""What `agentgym sandbox build` shows of a build: a bar in a terminal, and lines with their second elsewhere."""
+"""Progress of `agentgym sandbox build`: a bar in a terminal, and lines with timestamps elsewhere."""
 
 import logging
 import re
@@ -23,7 +23,7 @@ def test_a_build_is_shown_as_lines_where_stderr_is_no_terminal(capsys: pytest.Ca
 def test_a_build_is_a_bar_of_its_steps_in_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes what reads this for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich reads this variable to force terminal output
     monkeypatch.setenv("COLUMNS", "120")
     with shown_build():
         BUILD.warning("%s", "the base image cannot be had")

@@ -1,4 +1,4 @@
-"""`agentgym show`: what it prints of a run's rollouts, and what it says where it cannot."""
+"""The command `agentgym show`: what it prints of a run's rollouts, and its errors."""
 
 import os
 import re
@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two steps of two groups, one failed rollout, trained numbers for a/0, and an evaluation."""
+    """Create a run of two steps with two groups each, one failed rollout, trained numbers for a/0, and an
+    evaluation.
+    """
     long = segment([(2, 4), (5, 9)], length=12, text="x" * 5000)
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0", 0.5), rollout("a/1", None)), group(rollout("b/0", -1.0))], step=0)
@@ -37,7 +39,7 @@ def show(capsys: pytest.CaptureFixture[str], *args: object) -> str:
 
 
 def shown(said: str) -> list[str]:
-    """The rollouts whose transcripts were printed, in order."""
+    """Return the rollouts whose transcripts were printed, in order."""
     return re.findall(r"^rollout (\S+):", said, re.MULTILINE)
 
 
@@ -171,7 +173,7 @@ def piped(script: str, run: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_pipe_gets_plain_text_and_one_that_closes_early_is_no_error(run: Path) -> None:
-    with RolloutWriter(run, done=9) as writer:  # more than a pipe holds
+    with RolloutWriter(run, done=9) as writer:  # more than a pipe's buffer holds
         writer.add([group(rollout(f"n{i}/0", segments=(segment([(2, 4)], length=5),))) for i in range(5000)], step=3)
     done = piped("{} --limit 9999 | head -1", run)
     assert (done.stdout.split()[0], done.stderr) == ("number", "")

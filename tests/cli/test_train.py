@@ -1,4 +1,4 @@
-"""The command `agentgym train`: its flags, what it runs by default, and what it says to look at next."""
+"""The command `agentgym train`: its flags and defaults, and the commands that it suggests at the end."""
 
 import json
 import os
@@ -22,15 +22,15 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"
 
 
 def train(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """The command in a folder, in a process of its own."""
-    environment = {**os.environ, **ENVIRONMENT, "PWD": str(folder)}  # as a shell has it
+    """Run the command in a folder, in a separate process."""
+    environment = {**os.environ, **ENVIRONMENT, "PWD": str(folder)}  # as a shell sets it
     command = [sys.executable, "-m", "agentgym", "train", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the env hello."""
+    """Return a folder with the env hello."""
     made = tmp_path_factory.mktemp("train")
     (made / "hello").mkdir()
     (made / "hello/__init__.py").touch()
@@ -126,7 +126,7 @@ def test_what_cannot_be_run_is_one_line(folder: Path, words: tuple[str, ...], co
 def test_another_model_is_trained_with_the_defaults_of_a_run() -> None:
     words = ["--model", "Qwen/Qwen3-0.6B", "--train.lora-rank", "8"]
     recipe = recipe_of("hello", "hello.env:Hello", "Qwen/Qwen3-0.6B")
-    model = Path("Qwen/Qwen3-0.6B")  # A flag gives a Path for every model.
+    model = Path("Qwen/Qwen3-0.6B")  # The flag gives a Path for every model.
     learning = ag.TrainConfig(lora_rank=8)
     expected = ag.RunConfig(recipe="hello", env="hello.env:Hello", model=model, train=learning)
     assert settings(recipe, words) == expected
@@ -143,7 +143,7 @@ def test_its_words_are_listed_without_an_environment(capsys: pytest.CaptureFixtu
 
 @pytest.fixture
 def odd_folder(tmp_path: Path) -> Path:
-    """A folder whose name a shell would take apart, with a module of an env in it."""
+    """Return a folder whose name a shell would split, with an env module in it."""
     made = tmp_path / "my dir ü's"
     made.mkdir()
     (made / "quick.py").write_text(
@@ -156,14 +156,14 @@ def odd_folder(tmp_path: Path) -> Path:
 
 
 def printed_commands(stderr: str) -> list[str]:
-    """The commands in the last lines of a run, each as it is to be typed; what stands for a name has one."""
+    """Return the commands in a run's last lines as they should be typed, with placeholders filled in."""
     lines = [line[6:] for line in stderr.splitlines() if line.startswith(("next: ", "      "))]
     found = [WHAT_IT_DOES.sub("", line) for line in lines if WHAT_IT_DOES.search(line)]
     return [command.rpartition("; ")[2].replace("FOLDER", "'a whole model'") for command in found]
 
 
 WHAT_IT_DOES = re.compile(r"(, or --worst| shows curves| writes curves| evaluates the| merges it).*")
-"""What follows the command in a line."""
+"""The description that follows a command in its line."""
 
 
 def test_every_command_that_a_run_prints_is_one_that_can_be_typed(
@@ -239,7 +239,7 @@ def test_the_printed_commands_do_what_they_say_when_they_are_typed(odd_folder: P
     assert [command.split()[1] for command in commands] == ["show", "view", "report", "eval", "merge"]
     environment = {**os.environ, **ENVIRONMENT, "PWD": str(odd_folder)}
     for command in commands:
-        if command.startswith("agentgym view"):  # which runs until it is stopped
+        if command.startswith("agentgym view"):  # it runs until it is stopped
             continue
         typed = subprocess.run(command, shell=True, cwd=odd_folder, env=environment, capture_output=True, text=True)
         assert typed.returncode == 0, (command, typed.stderr[-2000:])

@@ -1,4 +1,4 @@
-"""Evaluations on workers of their own while training goes on: the results of those that training waits for."""
+"""Evaluations on separate workers while training continues: same results as evaluations that training waits for."""
 
 import json
 import os
@@ -23,7 +23,7 @@ BESIDE = ("--cluster.eval-workers", "1", "--cluster.workers", "1")
 
 
 def held_out(folder: Path) -> dict[int, dict[str, Any]]:
-    """The metrics of each evaluation between the first and the last step, by the steps done before it."""
+    """Return the metrics of each evaluation between the first and the last step, by the number of steps before it."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: row for row in rows if "eval/reward" in row and 0 < row["step"] < 5}
 
@@ -98,7 +98,7 @@ async def test_a_model_that_is_trained_whole_is_evaluated_beside_training_too(
 
 
 def wait_for(run: Run, folder: str) -> None:
-    """Return when the run has saved the policy of an evaluation that it begins."""
+    """Return when the run has saved the policy for an evaluation that it starts."""
     while not (run.out / folder).exists():
         assert run.process.poll() is None, run.said[-4000:]
         time.sleep(0.01)
@@ -112,9 +112,9 @@ def test_a_lost_evaluation_worker_is_replaced_and_a_lost_evaluation_is_said_to_b
 ) -> None:
     run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *WORDS, *BESIDE, "--cluster.restarts", "1")
     run.wait_for_step(1)
-    kill_last(two_nodes)  # replaced: the evaluation after 2 steps is whole
+    kill_last(two_nodes)  # replaced, so the evaluation after 2 steps is complete
     wait_for(run, f"{PREFIX}000004")
-    kill_last(two_nodes)  # none may be replaced any more
+    kill_last(two_nodes)  # no more replacements are allowed
     summary = run.ended()
     assert "WARNING: The evaluation after 4 steps is missing: cluster.restarts: 2 " in run.said
     assert list(held_out(tmp_path / "ray")) == [2]
@@ -126,7 +126,7 @@ def test_a_lost_evaluation_worker_is_replaced_and_a_lost_evaluation_is_said_to_b
 
 
 def kill_last(nodes: TwoNodes) -> None:
-    """Kill the worker that was started last: the one that evaluates."""
+    """Kill the worker that was started last, which is the one that evaluates."""
     os.kill(nodes.actors("RolloutWorker")[-1], signal.SIGKILL)
 
 
@@ -137,8 +137,8 @@ def test_a_driver_that_is_resumed_says_which_evaluation_was_under_way(two_nodes:
     run = two_nodes.recipe("chase_grpo", out, *WORDS, *BESIDE)
     wait_for(run, f"{PREFIX}000002")
     run.kill()
-    (out / f"{PREFIX}000001").mkdir()  # as if one of a step before had been under way, too
+    (out / f"{PREFIX}000001").mkdir()  # as if an evaluation of an earlier step had been running, too
     run = two_nodes.recipe("chase_grpo", out, *WORDS, *BESIDE)
     run.ended()
     assert "WARNING: The evaluation after 1 steps was under way when the run stopped, and is missing." in run.said
-    assert list(held_out(out)) == [2, 4]  # that after 2 steps was begun again
+    assert list(held_out(out)) == [2, 4]  # the one after 2 steps was started again

@@ -1,4 +1,6 @@
-"""Evaluation on a Ray cluster: the results of one process, also when a worker is lost; what cannot be sent there."""
+"""Evaluation on a Ray cluster: one process's results, even if a worker is lost; errors for what can't be sent to
+workers.
+"""
 
 import asyncio
 import pickle
@@ -34,7 +36,7 @@ def same(one: Evaluation, other: Evaluation) -> bool:
     return ids(one) == ids(other) and one.rewards == other.rewards
 
 
-# Names that hold in other processes
+# Names that are valid in other processes
 
 
 def test_an_env_is_found_by_its_file_one_of_the_gallery_by_its_name_and_a_mixture_by_its_members() -> None:
@@ -78,7 +80,7 @@ async def test_an_engine_on_servers_is_opened_elsewhere_at_the_policy_that_it_ha
 
 
 async def version_of(given: Any) -> int:
-    """The version of the policy that a client samples from that another process opens."""
+    """Return the policy version that a client reports if it is opened as another process would open it."""
     async with opened(given) as there:
         assert isinstance(there, SGLangEngine)
         return (await say(there)).versions[0].version
@@ -135,7 +137,7 @@ async def test_an_evaluation_of_one_process_is_resumed_on_a_cluster(two_nodes: T
 
 
 def asked(evaluation: Evaluation) -> list[dict[str, float]]:
-    """What each rollout took of the models that the env asks by name, but for the time."""
+    """Return each rollout's metrics of the env's model roles, without times."""
     return [
         {name: value for name, value in r.metrics.items() if name.startswith("model_") and "seconds" not in name}
         for r in evaluation.rollouts
@@ -143,7 +145,7 @@ def asked(evaluation: Evaluation) -> list[dict[str, float]]:
 
 
 def texts(folder: Path, evaluation: Evaluation) -> dict[int, bytes]:
-    """The bytes of the sampled tokens, as the store keeps them."""
+    """Return the bytes of the sampled tokens, as the store holds them."""
     with RolloutStore(folder) as store:
         return store.token_bytes("", {i for sampled in ids(evaluation).values() for i in sampled})
 

@@ -1,4 +1,4 @@
-"""A process that joins a cluster: it is stopped by signals as one without Ray."""
+"""A process that joins a cluster: signals stop it as they stop one without Ray."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ async def test_a_driver_that_is_asked_to_end_has_the_time_that_it_needs(two_node
     try:
         async with joined(two_nodes.address, cpus=1):
             os.kill(os.getpid(), signal.SIGTERM)
-            alarm, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # Ray's own handler ends the process 3 s later
+            alarm, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # Ray's own handler would end the process 3 s later
         assert came == [signal.SIGTERM]
         assert alarm == 0
     finally:

@@ -1,4 +1,4 @@
-"""Models that an env asks by name on the workers of a cluster: counted and kept as in one process."""
+"""An env's model roles on cluster workers: counted and stored as in one process."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def kept(folder: Path) -> list[StoredRollout]:
 
 
 def said_by(found: list[StoredRollout], model: str) -> set[int]:
-    """The ids of the tokens that a model has sampled."""
+    """Return the ids of the tokens that a model has sampled."""
     segments = [segment for each in found for segment in each.rollout.segments if segment.model == model]
     return {i for segment in segments for i in segment.token_ids.tolist()}
 

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of two nodes: the same as without Ray, and whole whatever is lost on the way."""
+"""Runs on a two-node Ray cluster: the same results as without Ray, and complete whatever is lost on the way."""
 
 import random
 import subprocess
@@ -76,7 +76,7 @@ def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_t
 
 
 def assert_counts_agree(rows: list[dict[str, float]]) -> None:
-    """What was started is in one of the ends, in each step."""
+    """Assert that in each step, every rollout that was started or resumed has ended in exactly one way."""
     for row in rows:
         came = row["rollouts/started"] + row["rollouts/resumed"]
         assert came == sum(row[f"rollouts/{end}"] for end in ("finished", "dropped", "carried", "failed"))

@@ -1,4 +1,4 @@
-"""The shares of rollout workers, without Ray: two of them in this process play what one plays alone."""
+"""Shares of rollout workers, without Ray: two workers in this process run the same rollouts as one alone."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a task is known by: one form of its fields in every process, which a store gives back as the same task."""
+"""A task's identity: its fields have one canonical form in every process, from which a store restores the same task."""
 
 import os
 import subprocess
@@ -151,7 +151,7 @@ class Judge:
     ],
 )
 def test_a_field_without_a_text_of_its_own_is_refused_by_name(value: Any, said: str | None) -> None:
-    if said is None:  # pydantic has a text for such a key
+    if said is None:  # pydantic can serialize such a key as text
         assert task_fields(made(value=value))["value"] == {"1,2": 3}
         return
     with pytest.raises(ValueError, match=said):
@@ -298,7 +298,7 @@ class Secret(ag.Task):
 
 
 class Guess(ag.ToolEnv[Secret]):
-    """Asks for a word that no log shows."""
+    """Asks for a word that must not be stored."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> list[Secret]:
@@ -313,7 +313,7 @@ async def test_what_cannot_be_kept_is_refused_when_an_evaluation_or_a_run_begins
     with pytest.raises(ValueError, match=r"^Secret\.right: a SecretStr"):
         await ag.evaluate(Guess, Scripted([say("moon")]), output_dir=tmp_path / "eval")
     assert not (tmp_path / "eval").exists()
-    assert (await ag.evaluate(Guess, Scripted([say("moon")]))).reward == 1.0  # nothing is kept
+    assert (await ag.evaluate(Guess, Scripted([say("moon")]))).reward == 1.0  # nothing is stored
     run = ag.RunConfig(recipe="guess", env="guess", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=0)
     with pytest.raises(ValueError, match=r"^Secret\.right: a SecretStr"), hold_checked(run, Guess, tmp_path / "run"):
         pass
@@ -329,7 +329,7 @@ async def test_sets_are_resumed_and_compared_whatever_their_order(tmp_path: Path
         @classmethod
         def tasks(cls, split: ag.Split) -> list[Sets]:
             right = set[str]()
-            for word in cls.words:  # the order of a set follows that of its making where hashes collide
+            for word in cls.words:  # with hash collisions, a set's order depends on the insertion order
                 right.add(word)
             return [Sets(id=i, prompt="x", right=right) for i in range(2)]
 

@@ -1,4 +1,4 @@
-"""Tasks that a generator makes for ever, in runs, mixtures and slices."""
+"""Endless tasks from a generator, in runs, mixtures and slices."""
 
 import random
 from collections.abc import Iterator
@@ -78,11 +78,11 @@ def test_a_filter_of_endless_tasks_is_endless_and_one_that_keeps_none_is_an_erro
     with pytest.raises(ValueError, match="none of 10000 tasks in a row is kept"):
         ag.where(ag.Endless(generate), lambda task: False)[0]
     rare = ag.where(ag.Endless(generate), lambda task: int(task.id.partition("-")[2]) % 10_000 == 0)
-    assert ids(rare, 3) == ["0-0", "0-10000", "0-20000"]  # 9,999 are left out between two.
+    assert ids(rare, 3) == ["0-0", "0-10000", "0-20000"]  # 9,999 are skipped between two.
 
 
 def drawn(env: type[ag.Env[Any]], seed: int, count: int = 4) -> tuple[set[str], list[int]]:
-    """The seeds that the generator got, and the numbers of the tasks in their order."""
+    """Return the seeds that the generator got, and the tasks' numbers in order."""
     names = [task.id.rsplit("-", 1) for batch in batches(env, 2, count // 2, seed=seed) for task in batch]
     return {seed for seed, _ in names}, [int(number) for _, number in names]
 

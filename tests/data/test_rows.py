@@ -33,7 +33,7 @@ PLAIN: list[dict[str, Any]] = [
     {"number": 7, "question": "2+3?", "sum": 5, "hint": "count", "source": "a", "store": {"x": "1"}},
     {"number": 8, "question": "2+4?", "sum": 6, "hint": None, "source": "b", "store": {"y": "2"}},
 ]
-"""The rows of every data set of these tests: a hint and keys of `store` are missing in some."""
+"""The rows of every data set in these tests: a hint and keys of `store` are missing in some."""
 JSONL = [{key: value for key, value in row.items() if value is not None} for row in PLAIN]
 
 

@@ -1,4 +1,4 @@
-"""Parts of sequences of tasks: splits that cannot overlap, and filters."""
+"""Parts of task sequences: splits that cannot overlap, and filters."""
 
 import logging
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def tasks(*contents: int) -> list[Sum]:
 
 
 class Doubled(ag.ToolEnv[Sum]):
-    """One held-out row is a training row under another id."""
+    """One held-out row is a training row with another id."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> Any:

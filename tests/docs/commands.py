@@ -1,4 +1,4 @@
-"""The shell commands of the docs: where they stand, which of them run here, and why the others do not."""
+"""The shell commands in the docs: where they are, which of them the tests run, and why the others aren't run."""
 
 import re
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "sandbox/README.md")),
     *sorted(ROOT.glob("envs/*/README.md")),
 )
-"""Every page that shows commands."""
+"""Every page that contains commands."""
 LANGUAGES = {"python", "sh", "console", "text", "toml"}
-"""The languages of blocks: `sh` are commands, `console` commands with their output, `text` what is neither."""
+"""The languages of blocks: `sh` has commands, `console` commands with their output, `text` anything else."""
 FENCE = re.compile(r"^( *)```(\S*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 RUN = (
@@ -37,7 +37,7 @@ PARSED = {
     r"python train_pointers\.py": "takes a minute, servers or what was stopped; tests/test_readme.py runs the file",
     r"torchrun ": "takes several processes; tests/run/test_ranks.py does",
 }
-"""Commands whose words are read by the program's own parser and that are not run, and why."""
+"""Commands that are not run but parsed by the program's own parser, and why."""
 NOT_RUN = {
     r"(python -m )?pip install ": "needs the network; its extras are looked up",
     r"python -m venv ": "needs the network",
@@ -60,7 +60,7 @@ NOT_RUN = {
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a page, without its comment, and the line that it stands on."""
+    """One command of a page, without its comment, and its line number."""
 
     page: str
     line: int
@@ -71,13 +71,13 @@ class Command:
 
 
 def fences() -> list[tuple[Path, int, str, str]]:
-    """The blocks of all pages: page, line, language and text."""
+    """Return the blocks of all pages: page, line, language and text."""
     found = [(page, text, match) for page in PAGES for text in [page.read_text()] for match in FENCE.finditer(text)]
     return [(page, text.count("\n", 0, match.start(3)) + 1, match[2], match[3]) for page, text, match in found]
 
 
 def commands() -> list[Command]:
-    """The commands of all `sh` blocks, in order."""
+    """Return the commands of all `sh` blocks, in order."""
     found: list[Command] = []
     for page, first, language, text in fences():
         for line, words in enumerate(text.splitlines(), first):
@@ -88,5 +88,5 @@ def commands() -> list[Command]:
 
 
 def rule_of(command: Command) -> list[str]:
-    """The rules that a command falls under."""
+    """Return the rules that match a command."""
     return [rule for rule in (*RUN, *PARSED, *NOT_RUN) if re.match(rule, command.text)]

@@ -1,4 +1,4 @@
-"""The shell commands of the docs run, or are read by the program's own parser, or are marked with why not."""
+"""Each shell command in the docs is run, is parsed by the program's own parser, or has a stated reason for neither."""
 
 import importlib
 import re
@@ -24,9 +24,9 @@ from tests.docs.commands import LANGUAGES, NOT_RUN, PARSED, RUN, Command, comman
 
 ALL = commands()
 DOCKER = "check market"
-"""A command that holds it needs Docker: a service beside a sandbox is a container."""
+"""Commands that contain it need Docker: a service next to a sandbox is a container."""
 HEAVY = "--n 64"
-"""A command that holds it takes longer, and is run by the slow tests."""
+"""Commands that contain it take longer; the slow tests run them."""
 
 
 def under(rules: tuple[str, ...] | dict[str, str]) -> list[Command]:
@@ -35,7 +35,7 @@ def under(rules: tuple[str, ...] | dict[str, str]) -> list[Command]:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a reader who has followed the README: its files, a short run, and an evaluation."""
+    """Create the folder of a reader who has followed the README: its files, a short run, and an evaluation."""
     folder = tmp_path_factory.mktemp("reader")
     write_walkthrough_files(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +50,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def kept(reader: Path) -> Path:
-    """The same folder, after a short run and a small evaluation."""
+    """Return the same folder, after a short run and a small evaluation."""
     small = [
         "--max-steps",
         "1",
@@ -122,7 +122,7 @@ def test_the_words_of_a_command_are_read_by_its_parser(command: Command, reader:
 
 
 def recipe_in(module: str) -> Any:
-    """The settings that a program reads: its recipe, or the dataclass that it hands to its parser."""
+    """Return a program's settings: its recipe, or the dataclass that it passes to its parser."""
     there = vars(importlib.import_module(module))
     if "RECIPE" in there:
         return there["RECIPE"]

@@ -1,4 +1,4 @@
-"""The decisions speak of files that exist."""
+"""The decision records only name files that exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The code in the docs: it runs as it is printed, or compiles where it cannot run here."""
+"""The code in the docs: it runs as printed, or at least compiles if it can't run here."""
 
 import ast
 import asyncio
@@ -33,10 +33,10 @@ from tests.docs.blocks import (
 ALL = [block for guide in sorted(DOCS.glob("**/*.md")) for block in blocks_of(guide)]
 GUIDES = [*sorted(DOCS.glob("**/*.md")), *(ROOT / name for name in ("CONTRIBUTING.md", "sandbox/README.md"))]
 NAME = re.compile(r"`((?:ag|agentgym)\.[A-Za-z_.]*[A-Za-z_])")
-"""The names of the library in inline code, such as `ag.Env` and `agentgym.testing`."""
+"""Names from the library in inline code, such as `ag.Env` and `agentgym.testing`."""
 ADAPTER = re.compile(r"runs/[\w/]+/adapter\b")
 IN_A_CHECKOUT = re.compile(r"(?:-m |import |from |\")(?:recipes|envs|benchmarks)\.\w|make test-")
-"""What only a checkout has: the modules and the targets that the wheel does not install."""
+"""Modules and make targets that exist only in a checkout, since the wheel doesn't install them."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -46,7 +46,7 @@ def named(block: Block) -> str:
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter of the tiny model, as a run saves it."""
+    """Create an adapter of the tiny model, as a run saves it."""
     folder = tmp_path_factory.mktemp("run") / "adapter"
 
     async def save() -> None:
@@ -120,7 +120,7 @@ def test_the_names_in_a_guides_text_are_there(guide: Path) -> None:
 
 
 def is_there(name: str) -> bool:
-    """Whether `ag.X`, or a module of agentgym or something in one, is there under this name."""
+    """Return whether the name exists: `ag.X`, a module of agentgym, or an attribute of one."""
     module, *rest = name.replace("ag.", "agentgym.", 1).split(".") if name.startswith("ag.") else name.split(".")
     found: Any = importlib.import_module(module)
     for part in rest:
@@ -166,7 +166,7 @@ def test_the_links_of_a_guide_lead_somewhere(guide: Path) -> None:
 
 
 def leads_somewhere(guide: Path, target: str) -> bool:
-    """Whether a link leads to a file, and to the heading that it names; links to other hosts are not followed."""
+    """Return whether a link's file and heading exist; links to other hosts are not followed."""
     if target.startswith(("https://", "http://")):
         return True
     path, _, heading = target.partition("#")
@@ -175,6 +175,6 @@ def leads_somewhere(guide: Path, target: str) -> bool:
 
 
 def headings(guide: Path) -> set[str]:
-    """The headings of a guide as links name them."""
+    """Return the headings of a guide as links spell them."""
     lines = re.findall(r"^#+ (.*)$", guide.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}

@@ -1,4 +1,4 @@
-"""Tables of the docs that mirror the code: extras, packages, and the types of a token's life."""
+"""Tables in the docs that mirror the code: extras, packages, and the types from token to training."""
 
 import ast
 import importlib

@@ -1,4 +1,6 @@
-"""The promises of the sandbox's README: each names tests that exist, and no file of tests is left without a promise."""
+"""The promises in the sandbox's README: each names existing tests, and every test file has a promise or is listed
+here.
+"""
 
 import re
 from pathlib import Path
@@ -24,11 +26,11 @@ WITHOUT_A_PROMISE = {
     "test_tls.py": "engines over TLS",
     "test_wire.py": "frames",
 }
-"""Files of tests that hold what the code of a sandbox cannot break by intent, with what they are about."""
+"""Test files about things that code in a sandbox can't break on purpose, with their topics."""
 
 
 def functions(path: str) -> list[str]:
-    """The names of the test functions of a file."""
+    """Return the names of a file's test functions."""
     return re.findall(r"^(?:async )?def (test_\w+)", (TESTS / path).read_text(), re.MULTILINE)
 
 

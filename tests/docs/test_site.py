@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, fetches nothing from elsewhere, and has every page."""
+"""The documentation site: it builds without a warning, fetches nothing from other hosts, and has every page."""
 
 import os
 import re
@@ -13,12 +13,12 @@ from tests.docs.blocks import DOCS, ROOT
 
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 NAV = re.findall(r"[\w/-]+\.md", CONFIG.partition("\nnav:\n")[2])
-"""The pages of the site's navigation."""
+"""The pages in the site's navigation."""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site."""
+    """Build the site and return its folder."""
     pytest.importorskip("mkdocs", reason="needs the extra docs")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "--quiet", "build", "--strict", "--site-dir", str(folder)]

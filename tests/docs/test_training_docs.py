@@ -1,4 +1,4 @@
-"""The Python blocks of docs/training.md run as they are printed."""
+"""The Python blocks of docs/training.md run as printed."""
 
 import ast
 import inspect
@@ -16,7 +16,7 @@ from tests.docs.blocks import needs_sandbox, write_walkthrough_files
 
 ROOT = Path(__file__).parents[2]
 OWN = ("my_env", "train_pointers", "train_longer")
-"""The modules of the reader's folder."""
+"""The modules in the reader's folder."""
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
 
 CONTEXT = {
@@ -46,12 +46,12 @@ from agentgym.testing import FakeSandboxPool
 played = [await ag.rollout(Pointers, Pointers.tasks("train")[0], Scripted([say("yes")]), sandboxes=FakeSandboxPool())]
 """,
 }
-"""What stands before a block of the page, found by a part of it: names that the page leaves to the reader."""
+"""Code that runs before a block, found by a part of the block: it defines names that the page leaves to the reader."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a reader who has followed the README."""
+    """Create the folder of a reader who has followed the README."""
     made = tmp_path_factory.mktemp("reader")
     write_walkthrough_files(made)
     sys.path.insert(0, str(made))
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 async def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run the code, in which `await` may stand outside of functions."""
+    """Run the code, in which `await` may occur outside of functions."""
     compiled = compile(code, "docs/training.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     waiting = eval(compiled, names)
     if inspect.iscoroutine(waiting):
@@ -85,7 +85,7 @@ def test_every_block_has_its_context_and_every_context_its_block() -> None:
 
 @pytest.mark.slow
 @needs_sandbox
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT uses the old name
 async def test_the_blocks_run_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"ag": ag, "__name__": "docs"}

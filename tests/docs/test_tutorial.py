@@ -1,4 +1,4 @@
-"""The tutorial: its commands run in their order in an empty folder, from the wheel, and print what it shows."""
+"""The tutorial: its commands, run in order from the wheel in an empty folder, print the output that the page shows."""
 
 import json
 import re
@@ -17,14 +17,14 @@ from tests.docs.blocks import DOCS, ROOT, blocks_of
 
 PAGE = (DOCS / "tutorial.md").read_text()
 SMALL = "--max-steps 2 --prompts-per-step 2 --group-size 4"
-"""What makes the run short; the page's own is run by the slow test."""
+"""Flags that make the run short; the slow test uses the page's own."""
 NEXT = 6
-"""The lines behind a run that say where to look."""
+"""The number of lines after a run that suggest where to look next."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A command of the page, and what the page shows of its output."""
+    """A command on the page, and the output that the page shows for it."""
 
     command: str
     lines: list[str]
@@ -35,11 +35,11 @@ class Shown:
         return "".join(f"{line[2:]}\n" for line in self.lines if line.startswith("> "))
 
     def pattern(self, steps: int) -> str:
-        """A pattern of the output, for a run of so many steps."""
+        """Return a regular expression for the output of a run of this many steps."""
         text = re.escape("\n".join(self.lines)).replace(r"\.\.\.", r"[\s\S]*?")
         if not self.command.startswith("agentgym train"):
             return text
-        if steps < 20:  # too few to learn in all cases; the lines below the verdict stand as far in as it is long
+        if steps < 20:  # too few steps to learn reliably; the lines below the verdict are indented by its length
             text = text.replace(r"learned:\ ", r"(?:learned|reward\ unchanged|reward\ fell):\ ").replace(
                 r"\ " * 9, r"\ +"
             )
@@ -47,13 +47,13 @@ class Shown:
 
 
 def shown() -> list[Shown]:
-    """The commands of the page in their order."""
+    """Return the page's commands in order."""
     blocks = re.findall(r"^```console\n\$ (.*)\n([\s\S]*?)^```", PAGE, re.MULTILINE)
     return [Shown(command, output.splitlines()) for command, output in blocks]
 
 
 def follow(folder: Path, installed: Installed, *, train: str, steps: int) -> dict[str, object]:
-    """Run every command of the page in the folder and compare its output; return the summary of the run."""
+    """Run every command of the page in the folder and compare its output; return the run's summary."""
     summary: dict[str, object] = {}
     time = "TIME"
     for one in shown():
@@ -76,7 +76,7 @@ def follow(folder: Path, installed: Installed, *, train: str, steps: int) -> dic
 
 
 def served(folder: Path, installed: Installed, command: str) -> str:
-    """Start the command, ask for the page at the address that it prints, end it by Ctrl-C; return what it printed."""
+    """Start the command, fetch the page at the address that it prints, and end it with Ctrl-C; return its output."""
     with installed.start(*shlex.split(command), cwd=folder) as serving:
         assert serving.stdout is not None
         address = serving.stdout.readline().strip()

@@ -1,4 +1,4 @@
-"""The walkthrough's files run as they are printed, from the wheel, in an empty folder and without the checkout."""
+"""The walkthrough's files run as printed, from the wheel, in an empty folder and without the checkout."""
 
 import json
 import re
@@ -14,7 +14,7 @@ PAGE = DOCS / "walkthrough.md"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the walkthrough's files, as a reader would save them."""
+    """Create a folder with the walkthrough's files, as a reader would save them."""
     folder = tmp_path_factory.mktemp("walkthrough")
     write_walkthrough_files(folder)
     return folder
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path, installed: Installed) -> tuple[Path, set[str]]:
-    """The folder of two small steps of the recipe, and the names of the files in it.
+    """Run two small steps of the recipe; return the run's folder and the names of the files in it.
 
     If the machine has no sandbox, the tiny model's code runs without one.
     """
@@ -46,7 +46,7 @@ def run(folder: Path, installed: Installed) -> tuple[Path, set[str]]:
 
 @pytest.fixture(scope="module")
 def run_folder(run: tuple[Path, set[str]]) -> Path:
-    """The folder of the run; readers of its store may have left files of their own in it."""
+    """The run's folder, which may contain additional files from readers of its store."""
     return run[0]
 
 
