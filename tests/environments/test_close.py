@@ -1,4 +1,4 @@
-"""A rollout's env is closed when the threads of its plain tools and rewards have ended, or after a grace."""
+"""A rollout's env is closed after the threads of its plain tools and rewards have ended, or after a grace period."""
 
 import asyncio
 import sqlite3
@@ -17,15 +17,15 @@ TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 class Ward(ag.ToolEnv[ag.Task]):
-    """A tool that waits inside one call of C until the test lets it go, and a diary of what ended when."""
+    """An env whose tool waits in a C call until the test releases it, and which records what ended in which order."""
 
     made: "list[Ward]"
 
     entered: "asyncio.Future[Ward]"
-    """The first one that is inside its tool."""
+    """Resolves to the first instance that is inside its tool."""
 
     begun = False
-    """Whether a call of its tool has begun its work."""
+    """Whether a call of its tool has started working."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -44,7 +44,7 @@ class Ward(ag.ToolEnv[ag.Task]):
             self.begun = True
             self.loop.call_soon_threadsafe(self.enter)
             self.free.wait()
-        except threads.Interrupted:  # It came before the call of C was begun.
+        except threads.Interrupted:  # The interrupt came before the C call started.
             self.loop.call_soon_threadsafe(self.enter)
             self.free.wait()
         finally:
@@ -85,12 +85,12 @@ def ward() -> type[Ward]:
 
 
 def late(env: type[Ward]) -> Callable[[str], Reply]:
-    """A script that operates past the limit: again where the thread had not begun by then, which is no operation."""
+    """Return a script that calls the tool past its limit, and calls it again if the thread had not started in time."""
     return lambda text: say("done") if env.made[0].begun else call("operate_late")
 
 
 async def begin(env: type[Ward], script: Any) -> tuple["asyncio.Task[ag.Rollout]", Ward]:
-    """A rollout that is inside its plain tool."""
+    """Start a rollout, and return its task and its env once the plain tool is running."""
     current_usage = asyncio.create_task(ag.rollout(env, TASK, Scripted(script)))
     return current_usage, await env.entered
 

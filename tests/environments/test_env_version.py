@@ -1,4 +1,4 @@
-"""The version and content hash of an env, and where they are kept and shown."""
+"""An env's version and content hash, and where they are stored and shown."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Games of turns: seats, opponents, illegal moves, forfeits, and whose failure is whose."""
+"""Turn-based games: seats, opponents, illegal moves, forfeits, and whose fault a failure is."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from agentgym.testing import check_env
 
 
 class Count(ag.Game):
-    """Players add 1 or 2 in turn; whoever says `last` wins."""
+    """Players add 1 or 2 in turn; the player who reaches `last` wins."""
 
     rules = "Add 1 or 2."
     forfeit = -1.0
@@ -88,7 +88,7 @@ async def test_an_answer_before_the_end_forfeits_the_game(script: list[Reply]) -
 
 
 class Broken(Count):
-    """What raises, hangs or is illegal where the parameter says."""
+    """Raises, hangs or makes an illegal move in the method that the parameter names."""
 
     where = ag.Parameter("play")
     opponent_timeout_s = 0.05

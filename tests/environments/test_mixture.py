@@ -1,4 +1,4 @@
-"""Several envs as one: the turns of their tasks, the class that plays each, and the metrics of each."""
+"""Several envs as one: the order of their tasks, the class that runs each, and each env's metrics."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from tests.run.test_resume import SETTINGS
 
 @ag.register("ones")
 class Ones(ag.ToolEnv[ag.Task]):
-    """Nine tasks, of which three are held out, worth a parameter each."""
+    """Nine tasks, three of them held out; the reward is a parameter."""
 
     worth = ag.Parameter(1.0, Annotated[float, Field(ge=0)])
 
@@ -56,7 +56,7 @@ class Rows(ag.ToolEnv[ag.Task]):
 
 
 class Asking(ag.ToolEnv[ag.Task]):
-    """Answered with the word that its tool says."""
+    """The right answer is the word that its tool returns."""
 
     limits = ag.Limits(turns=2)
 
@@ -75,7 +75,7 @@ class Asking(ag.ToolEnv[ag.Task]):
 
 
 class Forgetful(Asking):
-    """Its answer never counts."""
+    """Never rewards an answer."""
 
     @ag.reward
     def said(self) -> float:
@@ -266,7 +266,7 @@ def test_a_member_that_would_never_be_played_is_refused(weight: Any) -> None:
 
 
 BY_MODULE = ag.RunConfig(env={"tests.environments.test_mixture:Ones": 3.0, "envs.chase.env:Chase": 1.0}, model="tiny")
-"""A mixture of two envs that are named by their modules."""
+"""A mixture of two envs named by their modules."""
 
 
 def test_a_weight_is_set_by_the_members_name_as_its_parameters_are() -> None:

@@ -1,4 +1,4 @@
-"""The parameters of an env: declared by its class, set by a run, a command line or an evaluation."""
+"""An env's parameters: declared by its class and set by a run, a command line or an evaluation."""
 
 import asyncio
 import math
@@ -19,7 +19,7 @@ from tests.run.test_resume import SETTINGS
 
 
 class Adding(ag.ToolEnv[ag.Task]):
-    """Asks for the sum of as many ones as its difficulty."""
+    """Asks for a sum of ones; the difficulty is the number of ones."""
 
     difficulty = ag.Parameter(2, Annotated[int, Field(ge=1, le=9)], doc="Ones in the sum.")
     tone = ag.Parameter("plain", Literal["plain", "loud"])
@@ -50,7 +50,7 @@ async def test_a_configured_env_plays_with_its_own_values_and_the_class_keeps_it
 def test_values_add_up_over_configurations_and_subclasses() -> None:
     class Louder(Adding):
         tone = ag.Parameter("loud", Literal["plain", "loud"])
-        name = "fixed"  # a subclass may settle a value
+        name = "fixed"  # a subclass may fix a value
 
     made = Louder.configured(difficulty=5).configured(strict=True)
     assert (made.difficulty, made.tone, made.strict) == (5, "loud", True)
@@ -107,7 +107,7 @@ def test_a_flag_that_the_env_refuses_is_one_line_with_its_name(flags: list[str],
 
 
 def helped(recipe: ag.RunConfig, flags: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """What `--help` prints, without the lines of its sandboxes and without line ends, and what it says on stderr."""
+    """Return what `--help` prints, without its boxes and line breaks, and what it writes to stderr."""
     with pytest.raises(SystemExit, match="0"):
         settings(recipe, [*flags, "--help"])
     said = capsys.readouterr()
@@ -144,7 +144,7 @@ def test_help_names_the_parameters_of_several_envs_after_theirs(capsys: pytest.C
         env={"tests.environments.test_parameters:Adding": 2.0, "chase": 1.0},
         env_args={"Adding.bonus": 1.5},
     )
-    import envs.chase.env  # noqa: F401  its name
+    import envs.chase.env  # noqa: F401  the import registers it by name
 
     said, _ = helped(both, [], capsys)
     assert "--env.Adding.difficulty INT Ones in the sum." in said

@@ -1,4 +1,4 @@
-"""Envs found by a file, and by the entry points of packages that are really installed."""
+"""Envs found by file, and by the entry points of packages that the tests really install."""
 
 import json
 import subprocess
@@ -36,13 +36,13 @@ class {name}(ag.ToolEnv[ag.Task]):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The registry, the path of imports and the modules of envs are after a test what they were before it."""
+    """Restore the registry, `sys.path` and the env modules after each test."""
     monkeypatch.setattr(registry, "_registry", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] != "agentgym":  # of which each class is one for all tests
+        if name.partition(".")[0] != "agentgym":  # agentgym's classes must stay the same objects for all tests
             del sys.modules[name]
 
 
@@ -54,7 +54,7 @@ def write_env(file: Path, name: str, *, word: str, helpers: str) -> Path:
 
 
 def install(target: Path, package: str, envs: dict[str, str]) -> None:
-    """Install a small package with pip, without a network, into a folder of its own."""
+    """Install a small package with pip into a separate folder, without network access."""
     for needed in ("pip", "hatchling"):
         pytest.importorskip(needed, reason=f"installs a package, which needs {needed}")
     source = target.parent / f"source-{package}"

@@ -1,4 +1,4 @@
-"""What an env opens once for all its rollouts: opened once, shared, and closed at the end, whatever happens."""
+"""Resources that an env opens once for all of its rollouts: they are shared, and closed at the end whatever happens."""
 
 import asyncio
 import sqlite3
@@ -20,7 +20,7 @@ from agentgym.testing import check_env
 from agentgym.testing.env_checks.plays import Waiting
 
 events: list[str] = []
-"""What the envs of these tests opened, used and closed."""
+"""What the envs in these tests opened, used and closed."""
 
 
 class Index:
@@ -36,7 +36,7 @@ class Searching(ag.ToolEnv[ag.Task]):
     @classmethod
     @asynccontextmanager
     async def open_resources(cls) -> AsyncIterator[Index]:
-        async with asyncio.TaskGroup() as group:  # It must be left by the task that entered it.
+        async with asyncio.TaskGroup() as group:  # A task group must be exited by the task that entered it.
             waiting = group.create_task(asyncio.Event().wait())
             events.append(f"open {cls.__name__}")
             try:
@@ -55,7 +55,7 @@ class Searching(ag.ToolEnv[ag.Task]):
 
 
 class Other(Searching):
-    """One more of them."""
+    """Another env with a separate index."""
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +242,7 @@ def test_one_that_cannot_be_opened_on_the_class_is_refused_when_the_class_is_mad
 
 
 class Counting(ag.ToolEnv[ag.Task]):
-    """A tool that hangs in a call of C, until the connection is interrupted."""
+    """A tool that hangs in a C call until its connection is interrupted."""
 
     db: sqlite3.Connection
     running: threading.Event

@@ -1,4 +1,4 @@
-"""Rewards: a plain one never blocks the loop, and what gives no number is refused by its name."""
+"""Rewards: a plain one never blocks the event loop, and one that doesn't return a number is refused by name."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Tasks as people write them and as data sets hold them."""
+"""Tasks as people write them and as data sets store them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ class Sum(ag.Task):
 
 
 class Table:
-    """A data set as `datasets` has it: rows are dicts, a slice is a dict of columns."""
+    """A data set like those of `datasets`: rows are dicts, and slicing gives a dict of columns."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -194,7 +194,7 @@ def test_a_list_may_have_rows_behind_tasks() -> None:
 
 
 class Unsliced:
-    """Tasks that only an index gives."""
+    """Tasks that support indexing but not slicing."""
 
     def __len__(self) -> int:
         return 6

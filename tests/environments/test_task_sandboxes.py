@@ -1,4 +1,4 @@
-"""A sandbox for each task: pools of several sandboxes under one bound."""
+"""A sandbox per task: several kinds of pools that share one limit."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ KINDS = [Process(unsafe=True, memory_mb=memory) for memory in (900, 1000, 1100)]
 
 
 class Counted:
-    """Sandboxes of every kind that are there at this moment, and the most that ever were."""
+    """The number of sandboxes of all kinds at the moment, and the maximum so far."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -31,7 +31,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A sandbox of another library: its pool makes sandboxes when they are needed, and ends them all when it closes."""
+    """Another library's sandbox: its pool creates sandboxes on demand and ends them all when it closes."""
 
     name: str
     counted: Counted = field(compare=False)
@@ -63,7 +63,7 @@ class ForeignPool:
 
 
 async def thirty_rollouts(kinds: list[Any], sandboxes: TaskSandboxPools) -> list[str]:
-    """Thirty at once, in an order of their own."""
+    """Start thirty rollouts at once and return the order in which they got a sandbox."""
     order: list[str] = []
 
     async def play(number: int) -> None:

@@ -33,7 +33,7 @@ def test_every_error_of_ours_has_one_base() -> None:
 
 
 def test_an_error_without_a_line_names_the_line_that_led_to_it() -> None:
-    late = TimeoutError("late")  # as a time limit of Python 3.11.2 raises it
+    late = TimeoutError("late")  # as asyncio's timeouts raise it in Python 3.11.2
     try:
         raise KeyError("x")
     except KeyError as error:
@@ -49,7 +49,7 @@ def test_an_error_without_a_line_names_the_line_that_led_to_it() -> None:
 def test_a_misspelled_field_is_at_the_users_line_wherever_the_package_of_the_task_is(
     folder: str, tmp_path: Path
 ) -> None:
-    package = tmp_path / folder / "tasks.py"  # pydantic's, or another package's, which raises for the user's line
+    package = tmp_path / folder / "tasks.py"  # an installed package, such as pydantic
     source = "class Task:\n    def __getattr__(self, name):\n        raise AttributeError(name)\n"
     names: dict[str, Any] = {}
     exec(compile(source, package, "exec"), names)
@@ -87,7 +87,7 @@ def test_the_end_of_a_coroutine_that_nobody_waits_for_passes() -> None:
 
 
 class Odd(BaseException):
-    """An error that is no Exception."""
+    """An error that is a BaseException but not an Exception."""
 
 
 @pytest.mark.parametrize("kind", [GeneratorExit, Odd])

@@ -1,4 +1,6 @@
-"""What a machine has run out of fails the rollout; what a tool's own code used up is the tool's failure."""
+"""Resources that a machine has run out of fail the rollout; those that a tool's code used up itself fail only the
+tool.
+"""
 
 import asyncio
 import errno
@@ -22,7 +24,7 @@ SCRIPT = [call("use"), say("done")]
 
 @contextmanager
 def files_at_most(more: int) -> Iterator[None]:
-    """Let this process open only so many files more."""
+    """Limit this process to this many more open files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
@@ -176,7 +178,7 @@ async def test_a_rollout_that_met_it_before_an_action_is_played_again() -> None:
                 with files_at_most(0):
                     os.open(os.devnull, os.O_RDONLY)
 
-    # The limit is lifted before the look, which then finds a machine that has enough: it is the env's own error.
+    # The limit is lifted before the check, which then finds enough resources, so it counts as the env's own error.
     rollout = await ag.rollout(Retried, TASK, Scripted([say("done")]))
     assert (Retried.begun, rollout.failure and rollout.failure.type) == (1, EnvError.__name__)
 

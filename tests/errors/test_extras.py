@@ -1,4 +1,4 @@
-"""Without an optional package, what needs it is one line that says how to get it."""
+"""If an optional package is missing, the feature that needs it fails with one line that says how to install it."""
 
 import json
 import re
@@ -20,7 +20,7 @@ HEAVY = ("torch", "transformers", "peft", "safetensors", "tokenizers", "jinja2",
 
 
 def last_line(code: str, *names: str) -> str:
-    """What a program ends with where these packages cannot be imported."""
+    """Return the last line of stderr of a program in which these packages cannot be imported."""
     program = BLOCK.format(names=names) + code
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0, done.stdout
@@ -85,7 +85,7 @@ def test_other_missing_modules_and_other_errors_pass_unchanged() -> None:
 
 
 def test_sglang_is_in_no_other_extra_and_is_never_installed_with_train() -> None:
-    """It pins other versions of torch and transformers than those that the trainer is tested with."""
+    """It pins other versions of torch and transformers than the trainer is tested with."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     refused = [{one["extra"] for one in pair} for pair in project["tool"]["uv"]["conflicts"]]

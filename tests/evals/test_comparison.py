@@ -1,4 +1,4 @@
-"""Which evaluations are compared, what is refused, and what is said of too few tasks."""
+"""Which evaluations are compared, which are refused, and the warning about too few tasks."""
 
 import sqlite3
 from contextlib import closing

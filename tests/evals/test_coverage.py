@@ -1,4 +1,4 @@
-"""The intervals and p-values of evaluations, against simulated ones whose true values are known."""
+"""The intervals and p-values of evaluations, checked on simulated ones whose true values are known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import comb
@@ -11,13 +11,13 @@ from agentgym.evals.statistics import Array, beta_quantile, intervals, pass_at_k
 
 Rng = np.random.Generator
 Played = Callable[[Rng, float, tuple[int, int, int]], Array]
-"""Rewards of evaluations x tasks x attempts of this mean."""
+"""A function that draws rewards with this mean, of shape [evaluations, tasks, attempts]."""
 MEANS = (0.02, 0.1, 0.5, 0.98)
 TASKS = (8, 32, 128)
 ATTEMPTS = (1, 4)
 LEAST, MOST = 0.93, 0.97
 LITTLE = 0.1
-"""The share of evaluations with an exact bound up to which a case is held to MOST."""
+"""Cases are only held to MOST if the share of evaluations with an exact bound is below this."""
 
 
 def beta(rng: Rng, mean: float, strength: float, shape: Sequence[int]) -> Array:
@@ -25,12 +25,12 @@ def beta(rng: Rng, mean: float, strength: float, shape: Sequence[int]) -> Array:
 
 
 def alike(rng: Rng, mean: float, shape: tuple[int, int, int]) -> Array:
-    """0 or 1; every task is as hard as the others."""
+    """Draw 0 or 1; all tasks are equally hard."""
     return (rng.random(shape) < mean).astype(float)
 
 
 def unlike(strength: float) -> Played:
-    """0 or 1; the tasks differ in their chance, the more the smaller the strength is."""
+    """Return a function that draws 0 or 1; the smaller the strength, the more the tasks' chances differ."""
 
     def play(rng: Rng, mean: float, shape: tuple[int, int, int]) -> Array:
         return (rng.random(shape) < beta(rng, mean, strength, (*shape[:2], 1))).astype(float)
@@ -39,17 +39,17 @@ def unlike(strength: float) -> Played:
 
 
 def fractions(strength: float) -> Played:
-    """Any value from 0 to 1; the smaller the strength, the further apart."""
+    """Return a function that draws values from 0 to 1; the smaller the strength, the more they spread."""
     return lambda rng, mean, shape: beta(rng, mean, strength, shape)
 
 
 def quarters(rng: Rng, mean: float, shape: tuple[int, int, int]) -> Array:
-    """Four parts, each of which is right or wrong, of tasks that are not equally hard."""
+    """Draw scores of four parts, each right or wrong; the tasks are not equally hard."""
     return rng.binomial(4, beta(rng, mean, 3.0, (*shape[:2], 1)), shape) / 4
 
 
 def rare(rng: Rng, mean: float, shape: tuple[int, int, int]) -> Array:
-    """A little for the form, and 1 on the few tasks that are solved; mirrored for a mean above a half."""
+    """Draw a little for the form, and 1 for the few tasks that are solved; mirrored for a mean above 0.5."""
     form = min(mean, 1 - mean) / 2
     solved = rng.random((*shape[:2], 1)) < form / (1 - form)
     rewards = np.where(solved, 1.0, 2 * form * rng.random(shape))
@@ -69,9 +69,10 @@ KINDS: Mapping[str, Played] = {
 
 
 def covered(values: Array, true: float, *, least: float = 0.0, most: float = 1.0) -> tuple[float, float]:
-    """The share of the evaluations whose interval holds the true value, and of those with an exact bound.
+    """Return the share of evaluations whose interval contains the true value, and the share of those with an exact
+    bound.
 
-    Exact are Clopper and Pearson's bounds, of values of 0 and 1, and the bound of tasks that were missed.
+    Exact bounds are Clopper and Pearson's, for values of 0 and 1, and the bound for unseen tasks.
     """
     low, high = intervals(values, least=least, most=most)
     unseen = 1 - 0.025 ** (1 / values.shape[1])
@@ -82,7 +83,7 @@ def covered(values: Array, true: float, *, least: float = 0.0, most: float = 1.0
 
 
 def check(share: float, exact: float, *, of: int, at_most: bool, case: object) -> None:
-    """Assert that a coverage is as promised, but for three standard errors of the simulation."""
+    """Assert that a coverage is as promised, within three standard errors of the simulation."""
     assert share >= LEAST - 3 * (LEAST * (1 - LEAST) / of) ** 0.5, (case, share)
     if at_most and exact < LITTLE:
         assert share <= MOST + 3 * (MOST * (1 - MOST) / of) ** 0.5, (case, share)
@@ -113,7 +114,7 @@ def test_an_interval_holds_the_true_mean_in_every_case(tasks: int, attempts: int
 
 
 def check_passes(tasks: int, attempts: int, runs: int) -> None:
-    """Check the intervals of pass@k and pass^k, whose true values are known for tasks that are alike."""
+    """Check the intervals of pass@k and pass^k, whose true values are known if all tasks are equally hard."""
     rng = np.random.default_rng(3)
     for mean in MEANS:
         solved = alike(rng, mean, (runs, tasks, attempts)).sum(2).astype(int)
@@ -161,7 +162,7 @@ def test_the_interval_of_a_difference_holds_the_true_one_in_every_case(tasks: in
 
 
 def check_p(monkeypatch: pytest.MonkeyPatch, tasks: int, attempts: int, mean: float, kind: str, runs: int) -> None:
-    """Check that p is at most as often small as it says when both models are the same; tasks may differ."""
+    """Check that small p-values are no more frequent than they claim if both models are the same; tasks may differ."""
     monkeypatch.setattr(statistics, "RESAMPLES", 199)
     rng = np.random.default_rng(5)
     chances = beta(rng, mean, 2.0, (runs, tasks, 1))

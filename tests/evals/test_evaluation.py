@@ -1,4 +1,4 @@
-"""Evaluations: what was played, how much of it was solved, what failed."""
+"""Evaluations: which tasks are run, how many of them are solved, and what failed."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from agentgym.types.rollout import Group, Rollout
 
 
 class Guess(ag.ToolEnv[ag.Task]):
-    """Worth 1 where the answer is the task's id."""
+    """The right answer is the task's id."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -33,7 +33,7 @@ class Guess(ag.ToolEnv[ag.Task]):
 
 
 class NoTest(Guess):
-    """Has training tasks alone."""
+    """Has only training tasks."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -134,7 +134,7 @@ async def test_fewer_tasks_than_were_asked_for_are_warned_of(
 
 
 class Parts(Guess):
-    """Has two rewards, of which one is a part, and a tool that fails."""
+    """Has two rewards, one of which is a part, and a tool that fails."""
 
     @ag.tool
     def look(self) -> str:

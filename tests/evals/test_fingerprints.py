@@ -1,4 +1,4 @@
-"""A resumed evaluation is of one model: another one, under the same name, is refused with what differs."""
+"""A resumed evaluation belongs to one model: another model under the same name is refused, with the difference."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from tests.engines.endpoint.chat_server import Request, Sent, chat_server, said
 
 
 class Even(ag.ToolEnv[ag.Task]):
-    """Worth 1 for an answer of an even number of letters."""
+    """Rewards answers with an even number of letters."""
 
     limits = ag.Limits(turns=1, turn_tokens=4)
 
@@ -41,7 +41,7 @@ class Even(ag.ToolEnv[ag.Task]):
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an adapter of the tiny model, whose weights are those of the base."""
+    """Create an adapter of the tiny model that leaves the base's weights unchanged."""
 
     async def made(folder: Path) -> Path:
         async with Trainer("tiny", ag.TrainConfig()) as trainer:
@@ -73,7 +73,7 @@ async def test_an_engine_that_was_given_an_adapter_is_another_model(tmp_path: Pa
             await resumed(engine, tmp_path / "adapted")
         await engine.load_adapter(None, version=8)
         assert (await resumed(engine, tmp_path, n=4)).resumed == 2
-    async with ag.TransformersEngine("tiny") as engine:  # in another process it is the same
+    async with ag.TransformersEngine("tiny") as engine:  # as in another process: the fingerprint is the same
         await engine.load_adapter(read_adapter(adapter), version=1)
         assert (await resumed(engine, tmp_path / "adapted", n=4)).resumed == 2
 
@@ -233,7 +233,7 @@ def test_every_setting_of_an_endpoint_that_changes_answers_is_in_its_name_and_no
     assert max(map(len, names)) < 100
     assert names[1] == 'http://x/v1 m extra_body={"reasoning_effort": "high"}'
     judge = ag.Endpoint("http://x/v1", model="m", tools="prompt")
-    assert model_name(judge) == named(tools="prompt")  # the answers of a judge are kept under this name
+    assert model_name(judge) == named(tools="prompt")  # a judge's replies are stored under this name
 
 
 async def test_an_endpoint_of_other_settings_or_that_serves_another_model_now_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: on a full disk, and moved, removed or taken while it is played."""
+"""The folder of an evaluation: on a full disk, and moved, removed or locked by another process while it runs."""
 
 import asyncio
 import os
@@ -24,12 +24,12 @@ from tests.files.limits import files_up_to, removed
 from tests.store.test_store import group, rollout
 
 DEEDS: dict[int, Callable[[], object]] = {}
-"""What happens while a task is scored, by its number."""
+"""What happens while a task is scored, by the task's number."""
 TASKS = 12
 
 
 class Deeds(ag.ToolEnv[ag.Task]):
-    """Does something while a task is scored, and is worth 1."""
+    """Calls a function of the test while a task is scored; the reward is 1."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -43,7 +43,7 @@ class Deeds(ag.ToolEnv[ag.Task]):
 
 @pytest.fixture
 def disk() -> Iterator[ExitStack]:
-    """What makes the disk full, if it was entered, until the end of the test."""
+    """Yield a stack for contexts that fill the disk; they end with the test."""
     with ExitStack() as stack:
         yield stack
     DEEDS.clear()
@@ -172,7 +172,7 @@ def test_evaluations_and_rescores_of_one_second_have_folders_of_their_own(
     assert len(set(folders)) == 3
     assert all(Path(folder).is_dir() for folder in folders)
     assert cli.main(["rescore", "eval", "--env", "nowhere:None"]) == 1
-    assert len(list((tmp_path / "eval").glob("rescored-*"))) == 3  # of one that was refused nothing is left
+    assert len(list((tmp_path / "eval").glob("rescored-*"))) == 3  # the refused one leaves nothing
 
 
 async def test_rollouts_without_the_settings_that_they_were_played_with_are_not_resumed(tmp_path: Path) -> None:

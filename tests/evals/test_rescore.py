@@ -1,4 +1,6 @@
-"""Rewards computed again: without a change they are what they were, and what a play alone knows is refused by name."""
+"""Recomputed rewards: they stay the same if nothing changed, and state that only a live rollout has is refused by
+name.
+"""
 
 import asyncio
 import json
@@ -29,7 +31,9 @@ class Word(ag.Task):
 
 
 class Words(ag.ToolEnv[Word]):
-    """Worth 1 for the word; half of that for few letters, and an extra of each group's longest answer."""
+    """Rewards the word, and at half weight a short answer and the tool calls; each group's longest answer gets a
+    bonus.
+    """
 
     bonus: ClassVar[float] = 0.5
     context = ag.Compact(at=None, turns=1)
@@ -58,7 +62,7 @@ class Words(ag.ToolEnv[Word]):
 
 
 class Lenient(Words):
-    """Takes any word that ends so."""
+    """Accepts any word with the same last three letters."""
 
     bonus = 0.0
 

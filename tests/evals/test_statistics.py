@@ -1,4 +1,4 @@
-"""The estimates of an evaluation, against sums over all subsets and all flips, and against normal theory."""
+"""An evaluation's estimates, compared with sums over all subsets and all sign flips, and with normal theory."""
 
 import math
 from collections.abc import Sequence

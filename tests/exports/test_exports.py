@@ -1,4 +1,4 @@
-"""Rollouts written for other programs, and trajectories of ATIF read back."""
+"""Rollouts exported for other programs, and ATIF trajectories read back."""
 
 import json
 import re
@@ -70,7 +70,7 @@ WHOLE: Sequence[Reply] = [
     raw("<tool_call>\nno JSON\n</tool_call>"),
     say("done"),
 ]
-"""A turn with two calls, a sub-agent, two forks, a compaction, and a call that is no JSON."""
+"""A turn with two calls, a sub-agent, two forks, a compaction, and a call that isn't valid JSON."""
 
 
 async def play(replies: Sequence[Reply] = WHOLE, name: str = "t/0") -> Rollout:
@@ -99,7 +99,7 @@ def contents(folder: Path, names: str = "*") -> dict[str, bytes]:
 
 
 def without_ids(rollout: Rollout) -> Rollout:
-    """The rollout as if its model had given its calls no ids."""
+    """Return the rollout as if its model had given its calls no ids."""
 
     def bare(message: Any) -> Any:
         kept = {name: value for name, value in message.items() if name != "tool_call_id"}
@@ -122,7 +122,7 @@ def without_ids(rollout: Rollout) -> Rollout:
 
 
 def counted(rollout: Rollout) -> Rollout:
-    """The rollout as if an endpoint had played it, which counts tokens and does not say their ids."""
+    """Return the rollout as if an endpoint had generated it, which reports token counts but no token ids."""
     segments = [
         replace(
             s,
@@ -273,7 +273,7 @@ async def test_lines_are_read_by_the_package_datasets(tmp_path: Path, capsys: py
 
 
 def trajectory(**changes: Any) -> dict[str, Any]:
-    """One of another agent, as small as ATIF allows."""
+    """Return another agent's trajectory, with as little as ATIF allows."""
     return {
         "schema_version": "ATIF-v1.5",
         "session_id": "other",

@@ -1,4 +1,4 @@
-"""Disks that do not take what is written."""
+"""Disks that refuse writes."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ from tests.files.limits import files_up_to
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_each_error_of_a_disk_is_known_with_its_words(code: int) -> None:
     assert disk_trouble(OSError(code, os.strerror(code))) == os.strerror(code)
-    wrapped = AgentGymError(f"rank 0: OSError: [Errno {code}] {os.strerror(code)}")  # what another process says of it
+    wrapped = AgentGymError(f"rank 0: OSError: [Errno {code}] {os.strerror(code)}")  # as another process reports it
     assert disk_trouble(wrapped) == os.strerror(code)
 
 

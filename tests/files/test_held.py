@@ -1,4 +1,4 @@
-"""Folders that are moved, removed, replaced and taken while a process writes to them."""
+"""Folders that are moved, removed, replaced or locked by another process while a process writes to them."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def locked_elsewhere(folder: Path) -> bool:
-    """Whether somebody else, who opens the folder's lock, finds it locked."""
+    """Return whether another process would find the folder's lock taken."""
     with (folder / LOCK).open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -112,7 +112,7 @@ def test_handles_are_closed(path: Path) -> None:
 
 
 def in_the_way(path: Path) -> None:
-    """Put a file where the folder above was: no folder can be made there."""
+    """Put a file in place of the parent folder, so that no folder can be created there."""
     shutil.rmtree(path.parent)
     path.parent.write_text("a file")
 
@@ -137,7 +137,7 @@ def test_of_threads_that_follow_a_removed_folder_at_once_one_makes_it(path: Path
             shutil.rmtree(held.path)
             changes = [made.result() for made in [threads.submit(held.follow) for _ in range(8)]]
             assert [change.path for change in changes if change is not None] == [path]
-    assert open_handles() <= before  # what earlier tests left may be closed meanwhile
+    assert open_handles() <= before  # handles of earlier tests may be closed in the meantime
     assert not path.with_name("run-2").exists()
 
 

@@ -1,4 +1,4 @@
-"""Names of folders, and commands that can be typed."""
+"""Folder names, and commands that can be pasted into a shell."""
 
 import os
 import shlex

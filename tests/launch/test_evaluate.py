@@ -1,4 +1,4 @@
-"""Evaluations that are kept, killed, resumed and compared, of models, adapters and endpoints."""
+"""Evaluations that are stored, killed, resumed and compared, for models, adapters and endpoints."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Even(ag.ToolEnv[ag.Task]):
-    """Worth 1 where the answer has an even number of characters."""
+    """Rewards answers with an even number of characters."""
 
     limits = ag.Limits(turns=1, turn_tokens=6, context_tokens=512)
 
@@ -43,7 +43,7 @@ class Even(ag.ToolEnv[ag.Task]):
 
 
 class Vowel(Even):
-    """Worth 1 where the answer has a vowel before any consonant."""
+    """Rewards answers with a vowel before any consonant."""
 
     @ag.reward
     def even(self) -> float:
@@ -52,7 +52,7 @@ class Vowel(Even):
 
 
 def stored(folder: Path) -> dict[str, list[float | None]]:
-    """The rewards of each task in the store, in the order of the rollouts' names."""
+    """Return each task's rewards from the store, in the order of the rollouts' names."""
     found: dict[str, list[float | None]] = {}
     with RolloutStore(folder) as store:
         for row in sorted(store.summaries(), key=lambda row: row.rollout_id):
@@ -84,7 +84,7 @@ async def test_passes_of_the_tiny_model_are_those_counted_by_hand_from_the_store
 
 async def test_the_folder_of_an_adapter_is_a_model(tmp_path: Path) -> None:
     async with Trainer("tiny", ag.TrainConfig()) as trainer:
-        trainer.save(tmp_path / "run/adapter")  # its weights are those of the base
+        trainer.save(tmp_path / "run/adapter")  # its weights equal the base's
     of_base = await ag.evaluate(Even, "tiny", k=2)
     async with open_engine(tmp_path / "run") as engine:
         assert name_of(engine).endswith(f" with {tmp_path / 'run/adapter'}")
@@ -94,14 +94,14 @@ async def test_the_folder_of_an_adapter_is_a_model(tmp_path: Path) -> None:
 
 
 class Selfish(Even):
-    """Cancels the task that it is played in, at its tasks 100 and 101."""
+    """Cancels the asyncio task of its rollout, for tasks 100 and 101."""
 
     async def setup(self) -> None:
         await cancel_where(self.task.id in ("100", "101"))
 
 
 class SelfishJudge(Even):
-    """Cancels the task in which the rewards of its task 101 are found."""
+    """Cancels the asyncio task in which task 101's group reward is computed."""
 
     @classmethod
     async def group_reward(cls, task: ag.Task, rollouts: Sequence[ag.Rollout], model: Any) -> Sequence[float]:
@@ -153,7 +153,11 @@ async def test_a_cancelled_evaluation_ends_its_rollouts(no_leaks: None) -> None:
 
 
 def run_until(folder: Path, rollouts: int) -> tuple[list[str], str]:
-    """Let an evaluation play so many rollouts and kill it in the next; what it began, and its last line."""
+    """Let an evaluation finish this many rollouts and kill it in the next one.
+
+    Returns:
+        The names of the rollouts that it started, and its last line.
+    """
     command = [sys.executable, "-m", "tests.evals.killed_script", str(folder)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     began: list[str] = []
@@ -183,7 +187,7 @@ def test_an_evaluation_that_is_killed_again_and_again_plays_no_kept_rollout_twic
         assert not kept & set(began)
         with RolloutStore(tmp_path) as store:
             kept = {row.rollout_id for row in store.summaries()}
-        assert set(began[:-1]) <= kept  # what the next rollout was begun behind is on disk
+        assert set(began[:-1]) <= kept  # each rollout was stored before the next one started
     began, last = run_until(tmp_path, TASKS * K)
     assert not kept & set(began)
     assert last == f"reward 1.0 rollouts {TASKS * K}\n"
@@ -191,7 +195,11 @@ def test_an_evaluation_that_is_killed_again_and_again_plays_no_kept_rollout_twic
 
 
 def signaled(folder: Path, tasks: int, begun: int, number: int) -> tuple[list[str], str]:
-    """Let an evaluation run freely and send it a signal once it has begun so many; what it began, and its last line."""
+    """Let an evaluation run freely, and send it a signal once it has started this many rollouts.
+
+    Returns:
+        The names of the rollouts that it started, and its last line.
+    """
     command = [sys.executable, "-m", "tests.evals.killed_script", str(folder), str(tasks)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     began: list[str] = []
@@ -200,7 +208,7 @@ def signaled(folder: Path, tasks: int, begun: int, number: int) -> tuple[list[st
         command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:  # to its end: what it begins until the signal comes is counted, too
+        for line in process.stdout:  # to its end: rollouts that start before the signal arrives count, too
             if line.startswith("reward"):
                 last = line
                 continue
@@ -229,7 +237,7 @@ def test_an_evaluation_that_is_killed_while_it_runs_freely_plays_nothing_twice_a
             rows = {row.rollout_id: row.number for row in store.summaries()}
             assert len(rows) == len(store)
         assert kept.items() <= rows.items()
-        # Each of so many players begins its next rollout when the one before is on disk.
+        # Each concurrent worker starts its next rollout after the one before is on disk.
         assert len(rows) - len(kept) >= len(began) - AT_ONCE
         kept = rows
     assert cut_short
@@ -256,7 +264,7 @@ async def test_a_finished_evaluation_is_resumed_without_opening_the_model(tmp_pa
 
 
 class Digging(ag.ToolEnv[ag.Task]):
-    """The first attempt at a task scores low, with a tool that fails; the second one scores high."""
+    """The first attempt at a task scores low, with a failing tool; the second one scores high."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -368,7 +376,7 @@ async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None
         assert found.differences == {"100": 0.0, "101": 1.0, "102": 1.0}
         assert found.left_out == 1
         assert found.means == pytest.approx((0.0, 2 / 3))
-        assert found.p == pytest.approx(0.5)  # of the flips of two differences, half give as large a mean
+        assert found.p == pytest.approx(0.5)  # of the flips of two differences, half give a mean that is at least as large
         assert found.interval.low < 2 / 3 < found.interval.high + 1e-9
     assert ag.compare(one, one).p == 1.0
 
@@ -388,7 +396,7 @@ async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
 async def test_the_bar_says_how_many_have_ended_and_their_mean_reward(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes what reads this for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich reads this variable to force terminal output
     monkeypatch.setenv("COLUMNS", "120")
     await ag.evaluate(Even, Scripted(lambda text: say("ab")), progress=True)
     shown = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A process that stood still has lost no time of its limits; one that was busy, starved or held up has."""
+"""A process that was suspended loses no time from its limits; one that was busy, starved or blocked does."""
 
 import asyncio
 import ctypes
@@ -134,7 +134,7 @@ async def test_a_loop_with_a_clock_of_its_own_keeps_it() -> None:
 
 
 class Holding(ag.ToolEnv[ag.Task]):
-    """Spins in one of its methods until that is said on the log."""
+    """Spins in one of its methods until the log reports it."""
 
     context = ag.Compact(turns=1, keep=lambda first, since, summary: [*first, *spin("keep")])
 
@@ -175,7 +175,7 @@ class Said(logging.Handler):
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What the clock logs; it looks often, and names soon."""
+    """Yield the clock's log lines; the clock checks often and reports soon."""
     monkeypatch.setattr(clock, "NAP_S", 0.02)
     monkeypatch.setattr(clock, "HELD_S", 0.1)
     handler = Said()
@@ -216,7 +216,7 @@ async def test_a_loop_that_waits_is_held_by_nobody(said: list[str]) -> None:
 
 
 class Stuck(logging.Handler):
-    """Is stuck with its first line until it is let go."""
+    """A log handler that hangs in its first line until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ async def test_the_beats_go_on_while_a_log_handler_is_stuck_and_no_standstill_is
     before, stuck, heart = standstills(), Stuck(), clock._heart
     clock.log.addHandler(stuck)
     try:
-        stuck.entered.wait()  # Holds the loop, which is said.
+        stuck.entered.wait()  # Blocks the loop, which is reported.
         beats = {heart.beat}
         while len(beats) < 5:
             await asyncio.sleep(0.01)

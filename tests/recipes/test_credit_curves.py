@@ -1,4 +1,4 @@
-"""Four ways of credit at equal tokens: how they are compared, that what is finished stays, and all ten seeds."""
+"""Four credit assignments at equal token budgets: their comparison, reuse of finished runs, and all ten seeds."""
 
 import os
 from dataclasses import replace
@@ -33,7 +33,7 @@ def test_rewards_are_compared_by_tokens_whatever_a_step_samples() -> None:
     np.testing.assert_allclose(few, np.repeat([0.0, 1.0], BINS // 2))
     np.testing.assert_allclose(many, few)
     longer = curve(np.cumsum(np.full(80, 10.0)), np.repeat([0.0, 1.0, 9.0, 9.0], 20), 400)
-    np.testing.assert_allclose(longer, few)  # what was sampled beyond the budget does not count
+    np.testing.assert_allclose(longer, few)  # tokens beyond the budget do not count
 
 
 def test_differences_are_of_equal_seeds() -> None:
@@ -90,7 +90,7 @@ def test_what_is_finished_stays_and_what_was_begun_goes_on(tmp_path: Path, capsy
     assert len(written) == len(METHODS)
     for path in written:
         tokens, _ = tokens_and_rewards(path.parent)
-        assert [*(tokens >= 3000)] == [False] * (len(tokens) - 1) + [True], path  # to the stride that reaches it
+        assert [*(tokens >= 3000)] == [False] * (len(tokens) - 1) + [True], path  # up to the step that reaches the budget
     assert len(tokens_and_rewards(tmp_path / "bisect_long" / "outcome" / "0")[0]) > 1
     main(credit)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == written
@@ -104,7 +104,7 @@ def test_what_is_finished_stays_and_what_was_begun_goes_on(tmp_path: Path, capsy
 @pytest.mark.slow
 @pytest.mark.proof
 def test_every_way_of_credit_learns_over_ten_seeds() -> None:
-    """Hours on one core; the folder is kept, and a stopped test goes on there."""
+    """Takes hours on one core. The folder is reused, so a test that was stopped resumes there."""
     credit = Credit(folder=Path(os.environ.get("AGENTGYM_CREDIT_RUNS", "runs/credit")))
     main(credit)
     for env in credit.envs:

@@ -1,4 +1,4 @@
-"""A disk that is full: the run ends with one line, which says what is kept and how to go on when there is room."""
+"""A full disk: the run ends with one line that says what is saved and how to resume when there is space."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk of its own, of 400 KB."""
+    """Yield a folder on a separate 400 KB disk."""
     made = tmp_path / "disk"
     made.mkdir()
     if os.geteuid() != 0 or mounted(made, "size=400k").returncode != 0:

@@ -1,4 +1,4 @@
-"""The command line of a recipe: which engine comes first, and decides what the flags under it mean."""
+"""A recipe's command line: the engine is chosen first, and determines which flags it has."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ print(c.resume_command(pathlib.Path("runs/a"), ["--seed", "3"]))
 
 
 def recipe(*arguments: str, first: str = "") -> "subprocess.CompletedProcess[str]":
-    """The recipe in a process of its own, after the code `first`."""
+    """Run the recipe in a separate process, after the code `first`."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, "-c", first + START, *arguments]
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -58,7 +58,7 @@ def run_here(*arguments: str) -> None:
 
 
 def refused(*arguments: str) -> str:
-    """The one line with which the recipe ends, in this process."""
+    """Run the recipe in this process and return the one line with which it is refused."""
     with pytest.raises(SystemExit) as ended:
         run_here(*arguments)
     [line] = str(ended.value).splitlines()
@@ -227,7 +227,7 @@ def test_a_role_of_the_recipe_is_typed_with_a_hyphen_or_an_underscore() -> None:
     for name in ("my_judge", "my-judge"):
         roles = settings(judged, [f"--models.{name}.engine.slots", "3"]).models
         assert roles == {"my_judge": ag.ModelRoleConfig(model="tiny", engine=ag.TransformersConfig(slots=3))}
-        assert settings(RECIPE, [f"--models.{name}.model", "tiny"]).models.keys() == {name}  # one of its own
+        assert settings(RECIPE, [f"--models.{name}.model", "tiny"]).models.keys() == {name}  # a new role
 
 
 def test_steps_that_a_resumed_run_was_begun_with_are_said_if_the_recipe_has_others(
@@ -506,7 +506,7 @@ def test_a_teacher_that_cannot_be_loaded_is_named_as_the_teacher(tmp_path: Path)
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a hub that cannot be reached."""
+    """Return the address of a hub that cannot be reached."""
     with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as free:
         hub = f"http://127.0.0.1:{free.server_address[1]}"
     monkeypatch.setenv("HF_ENDPOINT", hub)

@@ -1,4 +1,4 @@
-"""A signal at any moment: whatever it interrupts, the last finished step is kept, and the line that is said goes on."""
+"""A signal at any moment: the last finished step is saved, and the printed line resumes the run."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def start(*command: str) -> "subprocess.CompletedProcess[str]":
 
 
 def stopped(moment: str, name: str, out: Path, *flags: str, steps: int = 0) -> str:
-    """The one line that the stopped recipe says at its end, behind those of this many steps."""
+    """Return the line that the stopped recipe prints at its end, after the lines of this many steps."""
     script = [sys.executable, "-m", "tests.recipes.stopped_script", moment, name]
     done = start(*script, *FLAGS, *flags, "--output-dir", str(out))
     assert done.returncode == CODES[name], done.stderr[-3000:]
@@ -66,7 +66,7 @@ def steps_logged(out: Path) -> list[int]:
 
 
 def stored(out: Path) -> dict[tuple[str, int], int]:
-    """How many rollouts the store holds of each phase and step."""
+    """Return the number of stored rollouts by phase and step."""
     with RolloutStore(out) as store:
         return dict(Counter((found.phase, found.step) for found in store.find()))
 
@@ -129,7 +129,7 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_the_terminal_its_cursor_back(tmp
     with subprocess.Popen(script, cwd=ROOT, env=environment, stderr=terminals) as running:
         os.close(terminals)
         said = b""
-        with suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:  # it is an error where nobody writes
+        with suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:  # reading raises OSError if nothing has the other end open
             while more := terminal.read(1 << 16):
                 said += more
     assert running.returncode == 130
@@ -151,7 +151,7 @@ def test_a_process_that_waits_for_one_that_never_comes_ends_at_once(monkeypatch:
         raise SystemExit(code)
 
     async def work() -> None:
-        stop._came(signal.SIGTERM, None)  # as torchrun does where the first process was refused
+        stop._came(signal.SIGTERM, None)  # as torchrun does if the first process was refused
 
     monkeypatch.setattr(os, "_exit", ends)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
@@ -164,7 +164,7 @@ def test_a_process_that_waits_for_one_that_never_comes_ends_at_once(monkeypatch:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_under_torchrun_the_last_finished_step_is_kept(tmp_path: Path, method: str) -> None:
-    """Of a whole model every process writes its part, wherever the others are."""
+    """For full training, each process writes its part of the model independently of the other processes."""
     out, flags = tmp_path / "run", [*FLAGS, "--train.method", method]
     launch = torchrun(tmp_path / "logs")
     script = ["-m", "tests.recipes.stopped_script", "training", "SIGINT"]

@@ -1,4 +1,4 @@
-"""Runs with branches: what is refused, what is trained, and what stays on disk."""
+"""Runs with branches: which are refused, what is trained, and what stays on disk."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A run that learns from a teacher: its settings, and that the student comes nearer."""
+"""A run that learns from a teacher: its settings, and that the student gets closer to the teacher."""
 
 import json
 from dataclasses import replace
@@ -133,7 +133,7 @@ async def test_a_student_that_is_its_teacher_does_not_diverge_from_it(tmp_path: 
 
 @pytest.mark.slow
 async def test_the_students_divergence_from_its_teacher_falls(tmp_path: Path) -> None:
-    """The teacher is the tiny model after some steps of imitation, as `recipes.chase_sft` makes it."""
+    """The teacher is the tiny model after some steps of imitation, as in `recipes.chase_sft`."""
     rollout = await demonstrated(chat_tokenizer("tiny"), range(64), seed=0)
     async with Trainer("tiny", ag.TrainConfig(loss="sft", device="cpu")) as trainer:
         for _ in range(10):

@@ -1,4 +1,6 @@
-"""The event loop is the rollouts': what the host does is done in threads, and their clocks stand still meanwhile."""
+"""The event loop serves the rollouts: the host's own work is done in threads, and rollout clocks are stopped
+meanwhile.
+"""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +19,7 @@ def test_nothing_of_the_host_holds_up_uneven_rollouts_of_two_processes(tmp_path:
     ranks = of_each_rank(tmp_path)
     assert [rank["long"] for rank in ranks] == [[], []]
     assert [rank["waits"] for rank in ranks] == [[], []]
-    assert all(held >= 1 for rank in ranks for held in rank["held"][:-2])  # behind the last batch nothing is played
+    assert all(held >= 1 for rank in ranks for held in rank["held"][:-2])  # nothing runs after the last batch
     assert [len(rank["held"]) for rank in ranks] == [1 + 2 * 4] * 2
     assert "seconds" not in ranks[0]["stops"]
     assert len(ranks[0]["stops"]) == 4 * 2 * 3
@@ -25,7 +27,7 @@ def test_nothing_of_the_host_holds_up_uneven_rollouts_of_two_processes(tmp_path:
 
 
 async def passed(seconds: float) -> None:
-    """Return when the loop's clock has moved on by so much."""
+    """Return when the loop's clock has advanced by this many seconds."""
     over = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, over.set)
     await over.wait()

@@ -1,4 +1,4 @@
-"""A run that trains the whole model: stopped and resumed, proven at each sync, and left as a model folder."""
+"""A run that trains the whole model: stopped and resumed, checked at each sync, and saved as a model folder."""
 
 import asyncio
 from dataclasses import replace
@@ -22,7 +22,7 @@ FULL = replace(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The run that nobody stopped: its folder and its summary."""
+    """Complete a run without stopping it, and return its folder and its summary."""
     out = tmp_path_factory.mktemp("whole")
     return out, asyncio.run(train_policy(replace(FULL, output_dir=out)))
 

@@ -1,4 +1,4 @@
-"""The loop, on the real engine, the real trainer and the shipped checkpoint."""
+"""The training loop, on the real engine, the real trainer and the shipped checkpoint."""
 
 import asyncio
 import itertools
@@ -40,20 +40,22 @@ SAMPLING = Sampling(temperature=0.7, max_tokens=40)
 
 @pytest.fixture
 async def play() -> AsyncIterator[Collector]:
-    """Chase with compaction on the tiny model: several turns and segments, sixteen rollouts at once."""
+    """Yield a collector of Chase with compaction on the tiny model: several turns and segments, 16 concurrent
+    rollouts.
+    """
     config = TrainConfig(temperature=0.7, lr=2e-3, device="cpu")
     async with Trainer(MODEL, config) as trainer, TransformersEngine(MODEL, TransformersConfig(slots=16)) as engine:
         yield Collector(ChaseCompaction, engine, trainer, FakeSandboxPool(), SAMPLING)
 
 
 def trainer_of(play: Collector) -> Trainer:
-    """The trainer whose processes play together: here, this one alone."""
+    """Return the trainer whose processes collect together; here, there is only this one."""
     assert isinstance(play.peers, Trainer)
     return play.peers
 
 
 class Seven(Chase):
-    """A small data set: its tasks come round again."""
+    """A data set so small that its tasks are repeated."""
 
     @classmethod
     def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
@@ -61,7 +63,9 @@ class Seven(Chase):
 
 
 def largest_gap(trainer: Trainer, rollout: ag.Rollout) -> float:
-    """Between the engine's and the trainer's log-probability, over all sampled tokens, in nats."""
+    """Return the largest difference of the engine's and the trainer's log-probabilities over all sampled tokens, in
+    nats.
+    """
     gaps = []
     for segment in rollout.segments:
         scores: Floats = trainer.score(segment.token_ids.tolist(), sampling=SAMPLING)
@@ -104,7 +108,7 @@ async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play:
 
 async def test_a_lost_adapter_is_an_error(play: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lose(self: TransformersEngine, adapter: Adapter | None, *, version: int) -> None:
-        """An engine that says yes and changes nothing."""
+        """Accept the adapter without using it."""
 
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(group_size=4, seed=0))
     await trainer_of(play).step(build_samples(groups))
@@ -148,7 +152,7 @@ async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_boun
             await trainer_of(play).step(build_samples(groups))
             assert (await sync(step + 1))["sync/logprob_gap"] < 1e-4
             assert groups.metrics()["requests/dropped"] == groups.metrics()["rollouts/failed"] == 0
-    assert any(min(seen) == step - 1 for step, seen in enumerate(versions))  # played while the step before trained
+    assert any(min(seen) == step - 1 for step, seen in enumerate(versions))  # run while the step before was trained
 
 
 async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> None:
@@ -225,7 +229,7 @@ def test_a_step_is_on_disk_when_it_is_logged(tmp_path: Path) -> None:
 
 
 class Share:
-    """What `Collector` asks of a trainer where two processes collect: this one's share, and what the other one has."""
+    """The part of a trainer's interface that `Collector` needs, for two processes: this one's share and the other's."""
 
     rank, world = 0, 2
 
@@ -268,7 +272,7 @@ async def test_a_collector_completes_a_schedule_and_changes_nothing_that_it_says
     class Asked(Scripted):
         async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
             asked.append((given["sampling"].temperature, together.parties))
-            await together.wait()  # for as many as play at once
+            await together.wait()  # as many as run concurrently
             return await super().generate(token_ids, **given)
 
     class Sound(Halves):

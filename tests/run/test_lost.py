@@ -1,4 +1,4 @@
-"""The count of what a run on a cluster has lost: over a resume, and in its last words."""
+"""A run's count of lost workers and rollouts on a cluster: across a resume, and in its summary."""
 
 from agentgym.run.lost import PREFIX, Losses
 from agentgym.run.summary import account

@@ -1,4 +1,4 @@
-"""The metrics and warnings of a run beside its rewards: each is what it says, by hand."""
+"""A run's metrics and warnings other than rewards, each compared with values computed by hand."""
 
 import io
 import json
@@ -36,7 +36,7 @@ ROOT = Path(ag.__file__).parent
 
 
 class Told(ag.ToolEnv[ag.Task]):
-    """The reward is the number that was answered; `look` fails, and `read` does not."""
+    """The reward is the number in the answer; the tool `look` fails, and `read` doesn't."""
 
     @ag.tool
     async def look(self) -> str:
@@ -54,7 +54,7 @@ class Told(ag.ToolEnv[ag.Task]):
 
 
 async def groups_of(*answers: list[Any]) -> Groups:
-    """A group for each list of messages, two rollouts each."""
+    """Return a group for each list of messages, with two rollouts each."""
     tasks = [ag.Task(id=str(n), prompt="Go.") for n in range(len(answers))]
     rollouts = [
         await play_groups(Told, [t], Scripted(said), Schedule(group_size=2))
@@ -119,7 +119,7 @@ FINE = {"samples/groups": 4.0, "samples/groups_without_signal": 1.0, "train/opti
 
 
 def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
-    """What is said of steps with these metrics."""
+    """Return the warnings about steps with these metrics."""
     said: list[str] = []
     watch = Watch(said.append)
     for step, metrics in enumerate(steps):
@@ -230,7 +230,7 @@ async def test_report_metrics_and_signs_have_the_calls_and_errors_of_one_count()
     assert "The tool 'look' failed in 8 of 8 calls." in report.warnings([])
     assert all("tool-fails" in signs for signs in signs_of_group(groups[0]).values())
     marked = {path.name for path in ROOT.rglob("*.py") if "tool_errors/" in path.read_text()}
-    assert marked == {"tool_env.py", "tool_counts.py"}  # who writes them, and the one who counts them
+    assert marked == {"tool_env.py", "tool_counts.py"}  # the module that writes them, and the one that counts them
 
 
 @pytest.mark.parametrize(("errors", "calls", "least", "failing"), [(2, 3, 3, True), (2, 4, 1, False), (2, 3, 4, False)])

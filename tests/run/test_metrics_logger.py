@@ -1,4 +1,4 @@
-"""A run's metrics, a line a step, that every reader of JSON takes."""
+"""A run's metrics: one line per step, which every JSON reader accepts."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_long_batch_says_how_far_it_is(
 def test_a_terminal_has_a_bar_with_the_rollouts_of_the_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes what reads this for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich reads this variable to force terminal output
     monkeypatch.setenv("COLUMNS", "120")
     with MetricsLogger(tmp_path, steps=2, rollouts=4) as log:
         log.rollout_ended()
@@ -65,7 +65,7 @@ def test_a_resumed_run_starts_its_words_and_its_held_out_scores_at_its_first_ste
         for step in range(2):
             log(step, {"reward": 0.25, "train/optimizer_steps": 1})
         log.held_out(2, evaluated(0.25))
-        log.held_out(3, evaluated(0.99))  # of a step that is not in the checkpoint
+        log.held_out(3, evaluated(0.99))  # a step that is not in the checkpoint
     with pytest.warns(UserWarning, match="2 of the 3 steps"), MetricsLogger(tmp_path, steps=4, done=3) as log:
         pass
     assert log.held_out_rewards == {0: 0.125, 2: 0.25}

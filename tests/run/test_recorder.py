@@ -1,4 +1,4 @@
-"""What a run leaves of its rollouts, on the real engine and the real trainer."""
+"""What a run stores about its rollouts, on the real engine and the real trainer."""
 
 import itertools
 import os
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(tmp_path: Path) -> ag.RunConfig:
-    """Six rollouts and one mini-batch a step, two held-out tasks."""
+    """Return a run with six rollouts and one mini-batch per step, and two held-out tasks."""
     return replace(
         SETTINGS, output_dir=tmp_path / "run", max_steps=2, train=replace(SETTINGS.train, rollouts_per_minibatch=6)
     )
@@ -129,7 +129,7 @@ async def test_a_step_that_fails_leaves_the_rollouts_that_were_collected_for_it(
 
 
 class Judged(Terse):
-    """Its judge is down for every second rollout."""
+    """Its judge fails for every second rollout."""
 
     judged = itertools.count()
 
@@ -153,7 +153,7 @@ async def test_failed_rollouts_are_kept_with_what_they_failed_of(
 
 
 class Down(Terse):
-    """Its judge is down."""
+    """Its judge always fails."""
 
     @ag.reward
     def judge(self) -> float:

@@ -1,4 +1,4 @@
-"""What tyro says of a refused command line, read in both of its frames."""
+"""Tyro's message about a refused command line, parsed from both of its box styles."""
 
 import pytest
 
@@ -22,7 +22,7 @@ ASCII = """
   ------------------------------------------
   For full helptext, run show --help
 """
-"""What tyro draws where stdout has no other characters."""
+"""Tyro's box if stdout supports only ASCII."""
 
 
 @pytest.mark.parametrize(

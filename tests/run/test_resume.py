@@ -45,7 +45,7 @@ MetricsLogger.note = interrupted
 asyncio.run(ag.train_policy(replace(SETTINGS, output_dir=sys.argv[1], eval_tasks=0)))
 """
 CLOCKS = {"train/seconds", "rollout/seconds", "oversample/length_bias"}
-"""What a log holds of wall time."""
+"""Metrics that depend on wall time."""
 
 
 def task(number: int) -> ag.Task:
@@ -54,7 +54,7 @@ def task(number: int) -> ag.Task:
 
 @ag.register("terse")
 class Terse(ag.ToolEnv[ag.Task]):
-    """Worth more the shorter the answer is; no sandbox."""
+    """Rewards shorter answers; has no sandbox."""
 
     limits = ag.Limits(turns=2)
     on_reset: ClassVar[Callable[[], object] | None] = None
@@ -79,7 +79,7 @@ class Terse(ag.ToolEnv[ag.Task]):
         return -float(len(self.answer or "") + self.asked)
 
 
-# One rollout at a time: then float noise is the same too.
+# One rollout at a time, so that float noise is the same.
 SETTINGS = ag.RunConfig(
     recipe="terse",
     env="terse",
@@ -102,7 +102,7 @@ def run(tmp_path: Path) -> ag.RunConfig:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The run that nobody stopped: its folder and its summary."""
+    """Complete a run without stopping it, and return its folder and its summary."""
     out = tmp_path_factory.mktemp("whole")
     return out, asyncio.run(train_policy(replace(SETTINGS, output_dir=out)))
 
@@ -138,7 +138,7 @@ def steps(run: ag.RunConfig) -> list[str]:
 
 
 async def stop(run: ag.RunConfig, rollouts: int) -> None:
-    """Interrupt the run, as Ctrl-C does, when this many rollouts have begun."""
+    """Interrupt the run, as Ctrl-C does, when this many rollouts have started."""
     job = asyncio.create_task(train_policy(run))
     begun = iter(range(rollouts))
 
@@ -350,7 +350,7 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval/reward": 0.5}\n')
     new, again = replace(SETTINGS, output_dir=tmp_path), replace(SETTINGS, resume=tmp_path)
     for run in (again,) if kept == "best" else (new, again):
-        with hold_checked(run, Terse, tmp_path):  # no step was done
+        with hold_checked(run, Terse, tmp_path):  # no step was finished
             pass
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
     with (
@@ -358,7 +358,7 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
         hold_checked(new, Terse, tmp_path),
     ):
         raise AssertionError
-    if kept == "best":  # of a run that was killed before its first checkpoint: it goes on from its beginning
+    if kept == "best":  # the run was killed before its first checkpoint, so it starts over
         with hold_checked(again, Terse, tmp_path):
             return
     with (

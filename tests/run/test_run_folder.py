@@ -1,4 +1,4 @@
-"""The folder of a run: on a full disk, and moved, removed or taken while the run goes on."""
+"""A run's folder: on a full disk, and moved, removed or locked by another process during the run."""
 
 import asyncio
 import json
@@ -31,12 +31,12 @@ from tests.files.limits import files_up_to, removed
 
 MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
 ELSEWHERE: list[Path] = []
-"""Where the env goes at each reset."""
+"""Folders to which the env changes at each reset."""
 
 
 @ag.register("wanders")
 class Wanders(ag.ToolEnv[ag.Task]):
-    """Goes to another working folder, as some libraries do."""
+    """Changes the working directory, as some libraries do."""
 
     limits = ag.Limits(turns=1)
 
@@ -66,7 +66,7 @@ SETTINGS = ag.RunConfig(
     save_every=2,
 )
 FULL = 10_000
-"""Bytes that no file may grow beyond: more than a line of metrics, and less than a checkpoint and than the store."""
+"""Maximum file size in bytes: more than a line of metrics, less than a checkpoint or the store."""
 
 
 @pytest.fixture
@@ -76,13 +76,13 @@ def run(tmp_path: Path) -> ag.RunConfig:
 
 @pytest.fixture
 def disk() -> Iterator[ExitStack]:
-    """What makes the disk full, if it was entered, until the end of the test."""
+    """Yield a stack for contexts that fill the disk; they end with the test."""
     with ExitStack() as stack:
         yield stack
 
 
 def rollout(run: ag.RunConfig, deeds: dict[int, Callable[[], object]]) -> dict[str, Any]:
-    """Do the run, and after some steps something else."""
+    """Run the training and call these functions after their steps."""
 
     class Deeds(ag.Callback):
         def on_step(self, step: int, *_: object) -> None:
@@ -107,7 +107,7 @@ def kept(folder: Path) -> list[str]:
 
 
 def assert_whole(folder: Path, steps: int) -> None:
-    """The folder holds all that a run of so many steps has."""
+    """Assert that the folder contains everything that a run of this many steps writes."""
     assert steps_in(folder) == stored(folder) == list(range(steps))
     assert last_checkpoint(folder / "checkpoints").step == steps
     assert json.loads((folder / "summary.json").read_text())["steps"] == steps
@@ -124,7 +124,7 @@ def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there
     assert_whole(tmp_path / "run", 5)
     assert kept(tmp_path / "run") == ["step-000004", "step-000005"] or kept(tmp_path / "run")[-1] == "step-000005"
     assert summary["rollouts_not_stored"] == 0
-    assert summary["not_written"]["a checkpoint"] == 3  # after steps 2, 3 and 4: it is tried again after each
+    assert summary["not_written"]["a checkpoint"] == 3  # after steps 2, 3 and 4, since it is retried after each
     said = capfd.readouterr().err
     assert said.count("a checkpoint could not be written (File too large); there is none yet, it is tried again") == 1
 
@@ -134,7 +134,7 @@ def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resu
 ) -> None:
     rollout(replace(run, max_steps=2), {})
     adapter = (tmp_path / "run/adapter/adapter_model.safetensors").stat().st_size
-    room = lambda: disk.enter_context(files_up_to(3 * adapter // 2))  # noqa: E731  a checkpoint has its moments, too
+    room = lambda: disk.enter_context(files_up_to(3 * adapter // 2))  # noqa: E731  a checkpoint includes optimizer moments
     rollout(replace(run, output_dir=None, resume=tmp_path / "run", max_steps=4, save_every=0), {2: room})
     said = capfd.readouterr().err
     assert "The disk took no checkpoint after the one of step 2: the run can be resumed from there" in said
@@ -190,14 +190,14 @@ def moved(folder: Path) -> None:
 
 
 class Before(Protocol):
-    """Does something once, before that call of a function of a module or a class."""
+    """Calls a function once, just before the given call of a function of a module or class."""
 
     def __call__(self, owner: object, name: str, deed: Callable[[], object], *, call: int = 1) -> None: ...
 
 
 @pytest.fixture
 def before(monkeypatch: pytest.MonkeyPatch) -> Iterator[Before]:
-    """A `Before`, each deed of which must have been done when the test ends."""
+    """Yield a `Before`, and check at the end of the test that each of its functions was called."""
     asked, done = list[str](), list[str]()
 
     def ask(owner: object, name: str, deed: Callable[[], object], *, call: int = 1) -> None:
@@ -382,7 +382,7 @@ async def test_a_thread_that_finds_the_folder_moved_writes_nowhere_else_while_an
 
             def said(_: str) -> None:
                 other.start()
-                other.join(0.2)  # it waits until this one is done
+                other.join(0.2)  # it waits until this thread is done
 
             found: list[Path] = []
             other = threading.Thread(target=second)
@@ -413,7 +413,7 @@ def test_a_run_whose_folder_another_process_takes_ends_and_keeps_what_it_trained
 def test_a_taken_folder_beside_which_none_can_be_made_is_said_with_what_is_lost(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    longest = tmp_path / ("r" * 255)  # "-2" does not go behind it
+    longest = tmp_path / ("r" * 255)  # too long to append "-2"
 
     def take() -> None:
         (longest / ".lock").unlink()

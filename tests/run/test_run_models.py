@@ -1,4 +1,4 @@
-"""The model roles of a run: settings, flags, and engines that the run opens."""
+"""A run's model roles: settings, flags, and engines that the run opens."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.engines.endpoint.chat_server import chat_server, said
 
 
 class Judged(ag.ToolEnv[ag.Task]):
-    """Is as good as a judge says."""
+    """The reward is a judge's score."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> list[ag.Task]:
@@ -28,13 +28,13 @@ class Judged(ag.ToolEnv[ag.Task]):
 
 
 def approving(model: str) -> Scripted:
-    """An engine of the user's own."""
+    """Return a user-defined engine."""
     assert str(model) == "anything"
     return Scripted(lambda text: say("yes"))
 
 
 def endpoint(model: str) -> ag.Endpoint:
-    """A chat endpoint."""
+    """Run a chat endpoint."""
     return ag.Endpoint(os.environ["JUDGE_URL"], model=str(model))
 
 

@@ -1,4 +1,6 @@
-"""How a run samples: in training from the whole distribution, in evaluations as is asked for, with its own template."""
+"""How a run samples: training from the whole distribution, evaluations as configured, both with the run's chat
+template.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -64,7 +66,7 @@ def test_an_evaluation_has_its_own_sampling_and_takes_the_rest_from_training() -
 
 
 class Watched(ag.TransformersEngine):
-    """Notes how each turn was asked for."""
+    """Records the sampling of each request."""
 
     asked: list[tuple[Sampling, str, Completion]]
 

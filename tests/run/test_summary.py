@@ -1,4 +1,4 @@
-"""What a run says at its end, on the real engine and trainer: nothing was learned, and why."""
+"""A run's summary on the real engine and trainer: whether it learned something, and if not, why."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def task(number: int) -> ag.Task:
 
 
 class Constant(ag.ToolEnv[ag.Task]):
-    """Its tool is broken, and its reward is always the same; the judge is down for a quarter of the tasks."""
+    """Has a broken tool and a constant reward; its judge fails for a quarter of the tasks."""
 
     limits = ag.Limits(turns=2)
 
@@ -45,7 +45,7 @@ class Constant(ag.ToolEnv[ag.Task]):
 
 
 class Taskless(ag.ToolEnv[ag.Task]):
-    """Nothing to train on."""
+    """Has no tasks to train on."""
 
 
 SETTINGS = ag.RunConfig(
@@ -64,7 +64,7 @@ SETTINGS = ag.RunConfig(
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """The name of an env class of this file, wherever pytest has imported it from."""
+    """Return a function that gives the name of one of this file's env classes, however pytest imported the file."""
     module = sys.modules[__name__]
     monkeypatch.setitem(sys.modules, "report_envs", module)
     return "report_envs:{}".format

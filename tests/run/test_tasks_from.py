@@ -1,4 +1,4 @@
-"""Tasks that are chosen beforehand: an evaluation gives their ids, and a run trains on them alone."""
+"""Tasks selected beforehand: an evaluation gives their ids, and a run trains only on them."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.run.test_resume import SETTINGS, Terse
 
 
 class Rows(ag.ToolEnv[ag.Task]):
-    """A data set of four rows, the same ones held out."""
+    """A data set of four rows per split."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> list[dict[str, str]]:  # type: ignore[override]  # rows become tasks

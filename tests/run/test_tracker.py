@@ -1,4 +1,4 @@
-"""Evaluations on the way, the best adapter, and what hears of them: callbacks and trackers, which may break."""
+"""Evaluations during a run, the best adapter, and callbacks and trackers, which may raise."""
 
 import asyncio
 import importlib.util
@@ -84,7 +84,7 @@ async def test_the_best_policy_of_a_finished_run_stays_when_that_is_resumed_and_
     scores = iter([0.1, 0.9, 0.6])
     monkeypatch.setattr(Evaluation, "metrics", lambda self: metrics(self) | {"eval/reward": next(scores)})
     run = replace(SETTINGS, output_dir=tmp_path, max_steps=1, eval_every=2)
-    await ag.train_policy(run)  # its best evaluation came behind its last checkpoint
+    await ag.train_policy(run)  # the best evaluation was after the last checkpoint
     best = weights(tmp_path / "best")
     summary = await ag.train_policy(replace(run, output_dir=None, resume=tmp_path, max_steps=2))
     assert (summary["best_step"], summary["best_reward"], summary["eval_after"]) == (1, 0.9, 0.6)
@@ -104,7 +104,7 @@ def test_evaluations_without_tasks_are_refused() -> None:
 
 
 class Hears(ag.Callback):
-    """Keeps what it is told, and the thread that it is told in."""
+    """Records its calls, and the threads in which it is called."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
@@ -286,7 +286,7 @@ async def test_a_callback_that_never_returns_does_not_hold_up_a_run_that_is_stop
     training.cancel()
     with pytest.raises(asyncio.CancelledError):
         await training
-    await asyncio.to_thread(ended.wait)  # the thread may come late
+    await asyncio.to_thread(ended.wait)  # the thread may be late
     assert heard == [{}]
     let.set()
     assert re.search(r"WARNING: .*Blocks\.on_step has not returned in 0\.1 seconds; the run", capsys.readouterr().err)
@@ -381,7 +381,7 @@ def test_a_tracker_keeps_the_metrics_of_a_run_without_a_network(
     name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which its import reads
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
     pytest.importorskip(name, reason=f"{name} is not installed")
     tracker = open_tracker(name, tmp_path, "my_recipe", {"steps": 2, "train.lr": 1e-3})
     nothing = Groups([])
@@ -394,7 +394,7 @@ def test_a_tracker_keeps_the_metrics_of_a_run_without_a_network(
 
 
 def in_tensorboard(folder: Path) -> set[tuple[str, int, float]]:
-    """The name of each metric, its step and its value."""
+    """Return the name, step and value of each metric."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"))
@@ -404,7 +404,7 @@ def in_tensorboard(folder: Path) -> set[tuple[str, int, float]]:
 
 
 def in_trackio(folder: Path) -> set[tuple[str, int, float]]:
-    """The same."""
+    """Return the same for trackio."""
     from trackio.sqlite_storage import SQLiteStorage
 
     (run,) = SQLiteStorage.get_runs("my_recipe")
@@ -413,7 +413,7 @@ def in_trackio(folder: Path) -> set[tuple[str, int, float]]:
 
 
 def in_wandb(folder: Path) -> set[tuple[str, int, float]]:
-    """The same, read out of the records of its file, where names and values are plain text."""
+    """Return the same, extracted from the records of wandb's file, where names and values are plain text."""
     (file,) = folder.rglob("run-*.wandb")
     found, items = set[tuple[str, int, float]](), list[tuple[str, float]]()
     for name, value in re.findall(rb"(reward|train/loss|eval/reward|_step|step)[^\w.]{1,4}([\d.]+)", file.read_bytes()):

@@ -1,4 +1,4 @@
-"""Runs with a critic: what is refused, and that a stopped one goes on as if it had not been stopped."""
+"""Runs with a critic: which settings are refused, and that a stopped run resumes as if it hadn't been stopped."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ from agentgym.cli.recipe import settings
 from recipes import bisect_long, chase_long
 
 CLOCKS = ("train/seconds", "rollout/seconds", "oversample/length_bias", "time/", "throughput/", "sync/")
-"""How the names begin of what a log holds of wall time, and of the proof that begins anew in each process."""
+"""Prefixes of metrics that depend on wall time, or on the sync check, which starts over in each process."""
 
 
 def test_a_critic_has_settings() -> None:
@@ -60,7 +60,7 @@ async def test_a_resumed_run_goes_on_with_its_critic(tmp_path: Path) -> None:
         group_size=2,
         eval_tasks=0,
         sandbox="unsafe",
-        engine=ag.TransformersConfig(slots=1),  # one rollout at a time: float noise is the same too
+        engine=ag.TransformersConfig(slots=1),  # one rollout at a time, so that float noise is the same
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     await ag.train_policy(replace(small, output_dir=whole))

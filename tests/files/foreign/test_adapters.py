@@ -1,4 +1,4 @@
-"""Adapters of strangers: their tensors are looked at before they are read, and links lead nowhere else."""
+"""Adapters from strangers: their tensors are checked before they are loaded, and links lead nowhere else."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def adapter(folder: Path, **config: Any) -> Path:
 
 
 def rewrite(folder: Path, header: Any, rest: int = 64) -> None:
-    """Write a file of tensors with this header, and so many bytes that are holes."""
+    """Write a tensor file with this header, followed by a hole of this many bytes."""
     text = (header if isinstance(header, str) else json.dumps(header)).encode()
     (folder / TENSORS).write_bytes(struct.pack("<Q", len(text)) + text)
     os.truncate(folder / TENSORS, 8 + len(text) + rest)

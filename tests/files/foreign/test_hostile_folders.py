@@ -1,4 +1,6 @@
-"""Run folders of strangers: every command ends with a documented exit and a sentence, and changes nothing outside."""
+"""Run folders from strangers: every command ends with a documented exit code and a message, and changes nothing
+outside.
+"""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,7 +23,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sound run, whose files are those of every attack."""
+    """Create a valid run, which each attack then modifies."""
     folder = make_run(tmp_path_factory.mktemp("sound") / "run")
     with RolloutWriter(folder, done=9) as writer:
         writer.add([group(rollout(f"task{place}/0", 0.5)) for place in range(3)][:1], phase="eval", step=0)
@@ -29,7 +31,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def placed(tmp_path: Path, sound: Path) -> Place:
-    """A sound run, in a folder with files that attacks aim at."""
+    """Copy the valid run into a folder with files that attacks try to damage."""
     place = Place.made(tmp_path / "place")
     shutil.copytree(sound, place.run)
     shutil.copytree(sound, tmp_path / "sound")
@@ -41,7 +43,7 @@ def test_a_sound_run_is_read_by_every_command(tmp_path: Path, sound: Path, comma
     before, found = place.kept(), commands.run(*place.commands())
     assert [wrong for one in found for wrong in wrong_with(one)] == []
     refused = [one["words"][0] for one in found if one["code"]]
-    assert refused == ["show", "import"]  # nothing is suspicious, and no trajectory is in the folder
+    assert refused == ["show", "import"]  # nothing is suspicious, and the folder contains no trajectory
     assert (place.changes(before), place.strange()) == ([], [])
 
 

@@ -1,4 +1,4 @@
-"""Trajectories and adapters of strangers: they take little memory, and name no files but those beside them."""
+"""Trajectories and adapters from strangers: they use little memory, and refer only to files next to them."""
 
 import json
 import os
@@ -165,7 +165,7 @@ def test_a_trajectory_names_files_beside_it_alone(to: str, how: str, tmp_path: P
 
 
 def shown(count: int) -> dict[str, Any]:
-    """A trajectory that names one image so many times."""
+    """Return a trajectory that names one image this many times."""
     image = {"type": "image", "source": {"path": "a.png"}}
     return document({"source": "user", "message": [image] * count}, {"source": "agent", "message": "It."})
 
@@ -197,7 +197,7 @@ def test_an_image_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def bulky(folder: Path, many: int, size: int) -> Path:
-    """A trajectory with so many sub-agents in files of that size, which are all one file."""
+    """Return a trajectory with this many sub-agents in files of that size, which are all one file."""
     (folder / "b0.json").write_text(json.dumps(document(extra={"bulk": "x" * size})))
     for number in range(1, many):
         (folder / f"b{number}.json").hardlink_to(folder / "b0.json")

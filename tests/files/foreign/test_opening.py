@@ -1,4 +1,4 @@
-"""Opening of files that somebody else may have made."""
+"""Opening of files that a stranger may have created."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_links_are_followed_within_the_folder_and_not_out_of_it(tmp_path: Path) 
         read_bytes(folder / "none", within=folder)
     assert read_bytes(folder / "outside", within=None) == b"outside"
     linked = tmp_path / "linked"
-    linked.symlink_to(folder)  # the folder that is named may itself be a link
+    linked.symlink_to(folder)  # the named folder itself may be a link
     assert read_bytes(linked / "file", within=linked) == b"inside"
 
 
@@ -95,7 +95,7 @@ def test_many_values_are_refused_and_long_texts_are_not() -> None:
     with pytest.raises(ValueError, match="more than 2,097,152 values"):
         parsed(b"[" + b"[]," * MOST_VALUES + b"1]")
     with pytest.raises(ValueError, match="more than 2,097,152 values"):
-        parsed(b'["\\\\",' + b"[]," * MOST_VALUES + b'"')  # a text that never ends hides nothing
+        parsed(b'["\\\\",' + b"[]," * MOST_VALUES + b'"')  # an unterminated string hides nothing
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -230,7 +230,7 @@ def test_many_statements_of_one_read_take_no_more_together_than_the_file_explain
     path = made(tmp_path / "a.sqlite", "CREATE TABLE a (b)", "INSERT INTO a VALUES (1)")
     database = ForeignDatabase(path, within=tmp_path)
     counting = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000) SELECT count(*) FROM n"
-    for _ in range(30):  # each by itself
+    for _ in range(30):  # each query by itself
         assert database.rows(counting)[1] == [(20000,)]
     read, done = ReadCost(), []
     with suppress(UnreadableFileError), database.one_read(read):
@@ -245,7 +245,7 @@ def test_many_statements_of_one_read_take_no_more_together_than_the_file_explain
 
 
 def test_a_hot_journal_deletes_nothing_where_a_stranger_has_left_it(tmp_path: Path) -> None:
-    """What SQLite does by itself is shown first: it deletes the file that the journal names."""
+    """SQLite's own behavior is shown first: it deletes the file that the journal names."""
     victim, run = tmp_path / "thesis.txt", tmp_path / "run"
     run.mkdir()
     for folder in (tmp_path, run):
@@ -311,7 +311,7 @@ def test_a_live_runs_log_is_read_and_a_damaged_one_does_no_harm(tmp_path: Path) 
         for end in ("", "-wal"):
             (copied / f"a.sqlite{end}").write_bytes(path.with_name(f"a.sqlite{end}").read_bytes())
     kept = (copied / "a.sqlite").read_bytes()
-    database = ForeignDatabase(copied / "a.sqlite", within=copied)  # as a run that was killed leaves it
+    database = ForeignDatabase(copied / "a.sqlite", within=copied)  # as a killed run leaves it
     assert database.rows("SELECT count(*) FROM a")[1] == [(2,)]
     database.close()
     (copied / "a.sqlite-wal").write_bytes(os.urandom(9999))
