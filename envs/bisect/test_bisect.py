@@ -29,7 +29,7 @@ async def play(sandboxes: FakeSandboxPool, *script: Reply, task: BisectTask = TA
 
 
 def namespace(sandboxes: FakeSandboxPool) -> dict[str, Any]:
-    """What the code left in the last sandbox."""
+    """Return the namespace that the code left in the last sandbox."""
     sandbox = sandboxes.made[-1]
     assert isinstance(sandbox, FakeSandbox)
     return sandbox.namespace
@@ -100,7 +100,7 @@ async def test_charged_by_turn_the_reward_is_the_same_and_stands_at_its_turn(san
 
 async def test_the_long_env_charges_each_guess_at_its_turn(sandboxes: FakeSandboxPool) -> None:
     for script, by_turn, worth in (
-        (guessing(*[1] * 7, 11), [-0.05] * 7 + [0.0], 1 - 8 * 0.05),  # the last guess is paid in the outcome
+        (guessing(*[1] * 7, 11), [-0.05] * 7 + [0.0], 1 - 8 * 0.05),  # the last guess is charged in the outcome
         (guessing(*[1] * 20), [-0.05] * 19 + [0.0], -20 * 0.05),
         ([*guessing(1), say("?")], [-0.05, 0.0], -0.05),
     ):

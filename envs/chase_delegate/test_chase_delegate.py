@@ -19,7 +19,7 @@ FOUND = re.compile(r"key (\d+)|see (\d+)|value (\d+)")
 
 
 def follow(text: str) -> Reply:
-    """Go by what was said last."""
+    """Follow the pointer that was shown last."""
     start, see, value = FOUND.findall(text)[-1]
     return say(f"Answer: {value}") if value else call("python", code=f"get({see or start})")
 

@@ -22,19 +22,19 @@ FOUND = re.compile(r"key:? (\d+)|see (\d+)|alue (?:is )?(\d+)")
 
 
 class RoomyTurns(ChaseLongTurns):
-    """The same, paid at the turns."""
+    """The same env, paid at its turns."""
 
     limits = ag.Limits(turns=18, seconds=120, context_tokens=1200)
 
 
 class Roomy(ChaseLong):
-    """With a context as long in bytes as the real one is in tokens of the tiny model."""
+    """Has a context with as many bytes as the real one has tokens of the tiny model."""
 
     limits = ag.Limits(turns=18, seconds=120, context_tokens=1200)
 
 
 def follow(lies: int = 0) -> ReplyPolicy:
-    """Go by what was said last; the first `lies` summaries are wrong."""
+    """Return a policy that follows the pointer shown last; its first `lies` summaries are wrong."""
     told = 0
 
     def reply(text: str) -> Reply:

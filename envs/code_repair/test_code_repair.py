@@ -1,4 +1,4 @@
-"""Code repair, tested without a model; what needs a real process boundary runs in bubblewrap and Docker."""
+"""Code repair, tested without a model; tests that need a real process boundary run in bubblewrap and Docker."""
 
 import ast
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ TEST = "python3 -B -m unittest"
 
 
 def mend(task: RepairTask) -> Reply:
-    """The broken module written back as it was."""
+    """Return the call that restores the original module."""
     return call("write", path=f"{task.broken}.py", content=original(task.broken))
 
 
@@ -38,7 +38,7 @@ def solution(task: RepairTask) -> list[Reply]:
 
 @pytest_asyncio.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
 async def real(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
-    """A pool of one real sandbox of each kind."""
+    """Yield a pool of one real sandbox of each kind."""
     docker = request.param == "docker"
     if (why_not := why_no_docker() if docker else why_no_bubblewrap()) is not None:
         pytest.skip(f"{request.param}: {why_not}")
@@ -267,7 +267,7 @@ async def test_cheating_does_not_solve_it(real: SandboxPool, how: str) -> None:
 
 
 class Roomy(CodeRepair):
-    """With as many tokens as its longest calls have bytes here."""
+    """Has as many tokens as its longest calls have bytes here."""
 
     limits = replace(CodeRepair.limits, turn_tokens=1 << 19, context_tokens=1 << 20)
 

@@ -1,4 +1,4 @@
-"""Logs, tested in real sandboxes, with a gigabyte where the slow tests run."""
+"""Logs, tested in real sandboxes; the slow tests use a gigabyte."""
 
 import resource
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ ORACLE = [call("bash", cmd="grep -Ev '^(DEBUG|TRACE) ' app.log > clean.log && rm
 
 @asynccontextmanager
 async def sandboxes_for(task: LogTask, kind: Kind) -> AsyncIterator[SandboxPool]:
-    """A pool of one sandbox of that kind, with room for the task's log."""
+    """Yield a pool of one sandbox of that kind, with room for the task's log."""
     why_not = why_no_docker() if kind == "docker" else why_no_bubblewrap()
     if why_not is not None:
         pytest.skip(f"{kind}: {why_not}")
@@ -40,7 +40,7 @@ async def play(sandboxes: SandboxPool, task: LogTask, *script: Reply) -> ag.Roll
 async def test_a_log_of_any_size_goes_into_the_sandbox_and_clean_out_of_it(kind: Kind, megabytes: int) -> None:
     small, task = make_task("train", 1, 24), make_task("train", 0, megabytes)
     async with sandboxes_for(task, kind) as sandboxes:
-        await play(sandboxes, small, *ORACLE)  # What every rollout loads is loaded by now.
+        await play(sandboxes, small, *ORACLE)  # Everything that each rollout loads is loaded by this point.
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         rollout = await play(sandboxes, task, *ORACLE)
     assert rollout.rewards == {"clean": 1.0, "returned": 1.0}

@@ -16,7 +16,7 @@ TASK = make_task("train", 0)
 
 @pytest_asyncio.fixture
 async def real() -> AsyncIterator[SandboxPool]:
-    """A pool of one sandbox with the market beside it."""
+    """Yield a pool of one sandbox with the market next to it."""
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
     async with Market.sandbox_spec.open(1) as pool:
@@ -34,7 +34,7 @@ async def play(sandboxes: SandboxPool, *script: Reply) -> ag.Rollout:
 
 
 def said(rollout: ag.Rollout) -> str:
-    """The whole conversation as a text."""
+    """Return the whole conversation as a text."""
     return str(rollout)
 
 

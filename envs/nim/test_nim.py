@@ -12,7 +12,7 @@ PERFECT = Nim.configured(skill=1.0)
 
 
 def winnable(seat: int) -> GameTask:
-    """A game that a perfect player in this seat wins."""
+    """Return a game that a perfect player in this seat wins."""
     for task in PERFECT.tasks("train")[seat:400:2]:
         env = PERFECT(task)
         env.start(task.seed)

@@ -1,4 +1,4 @@
-"""Polyglot, tested with three images that are built here from the folders of the env."""
+"""Polyglot, tested with three images that are built here from the env's folders."""
 
 import secrets
 import shutil
@@ -27,13 +27,13 @@ ENTRYPOINT []
 LABEL {SERVER_LABEL}=""
 RUN rm -rf /agentgym /usr/bin/python3* /usr/local/bin/python3*
 """
-"""What makes of the local image one with neither the sandbox's server nor a Python, as the folder's own base is."""
+"""A Dockerfile that removes the sandbox's server and Python from the local image, like the folder's own base."""
 LOOK = call("bash", cmd="command -v perl python3; head -1 program")
 SUBMIT = call("submit")
 
 
 def build(language: str, folder: Path) -> str:
-    """An image of the env's folder, on the local image; its name is new."""
+    """Build an image of the env's folder on the local image, and return its new name."""
     tag = f"agentgym-test-polyglot:{language}-{secrets.token_hex(4)}"
     shutil.copytree(IMAGES / language, folder)
     first, _, rest = (folder / "Dockerfile").read_text().partition("\n")
@@ -45,7 +45,7 @@ def build(language: str, folder: Path) -> str:
 
 
 def remove(tag: str, folder: Path) -> None:
-    """Remove the image under all its names, and the one of the folder that it stands on."""
+    """Remove the image under all its names, and its base."""
     with ExitStack() as stack:
         client = connect()
         stack.callback(client.close)
@@ -58,7 +58,7 @@ def remove(tag: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, PolyglotTask]]:
-    """A task of each language, in an image of its own that is there until the last test."""
+    """Yield a task in each language, with images that exist until the last test."""
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
     with ExitStack() as stack:

@@ -15,7 +15,7 @@ from agentgym.testing import check_env
 from envs.python_math.env import FAMILIES, MathTask, PythonMath, is_held_out, make_task, parse_answer
 
 # ------------------------------------------------------------------- every family again, by brute force
-# Called on the numbers in the question, in their order; also sent into the sandbox as source, imports and all.
+# Called on the numbers in the question, in their order; also sent into the sandbox as source, with imports.
 
 
 def remainder(base: int, power: int, modulus: int) -> int:
@@ -59,7 +59,7 @@ def stamps(small: int, large: int, total: int) -> int:
 BRUTE: dict[str, Callable[..., int | Fraction]] = {
     made.__name__: made for made in (remainder, multiples, digit_sum, apart, dice, recurrence, taps, stamps)
 }
-"""By the name of the family."""
+"""The brute-force functions by family name."""
 
 
 def numbers(task: MathTask) -> list[int]:
@@ -68,13 +68,13 @@ def numbers(task: MathTask) -> list[int]:
 
 
 def program(task: MathTask) -> str:
-    """The brute force as a cell whose output is the answer."""
+    """Return the brute force as a cell that prints the answer."""
     source = inspect.getsource(BRUTE[task.family])
     return f"import itertools\nfrom fractions import Fraction\n{source}\nprint({task.family}(*{numbers(task)}))"
 
 
 def solver(task: MathTask) -> ReplyPolicy:
-    """Run the program, then answer with what the tool said."""
+    """Return a policy that runs the program, then answers with the tool's output."""
 
     def policy(text: str) -> Reply:
         said = re.search(r"<\|im_start\|>tool\n(.*?)<\|im_end\|>", text, re.DOTALL)
@@ -234,7 +234,7 @@ def test_the_same_index_gives_the_same_task() -> None:
 
 
 def test_the_first_tasks_stay_what_they_are() -> None:
-    """Held-out scores are compared across versions: the generator must not drift unseen."""
+    """Held-out scores are compared across versions, so the generator must not change unnoticed."""
     answers = [task.answer for task in PythonMath.tasks("test")[: len(FAMILIES)]]
     assert answers == ["60", "566", "368634", "1287", "23/24", "65591", "312/47", "46"]
 

@@ -1,4 +1,4 @@
-"""Repo, tested without a model: what the bugs do, what mends them, and which ways around that earn nothing."""
+"""Repo, tested without a model: the effect of the bugs, their fixes, and workarounds that earn nothing."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ TASK = make_task("train", 0)
 
 @pytest_asyncio.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
 async def real(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
-    """A pool of one real sandbox of each kind."""
+    """Yield a pool of one real sandbox of each kind."""
     docker = request.param == "docker"
     if (why_not := why_no_docker() if docker else why_no_bubblewrap()) is not None:
         pytest.skip(f"{request.param}: {why_not}")
@@ -40,7 +40,7 @@ async def play(sandboxes: SandboxPool, *script: Reply, task: RepoTask = TASK) ->
 
 
 def outcomes(bug: Bug, cases: list[str]) -> list[Any]:
-    """What the cases come to in the module with the bug; it needs no other part that has one."""
+    """Return the results of the cases in the module with the bug, which needs no other module with one."""
     broken: dict[str, Any] = {}
     exec(part_source(bug.part, "envs.repo.parts").replace(bug.good, bug.bad), broken)
     names: dict[str, Any] = {}

@@ -107,6 +107,6 @@ async def test_an_interruption_ends_the_query_of_its_own_rollout_alone() -> None
         assert ended
         assert TASK.path[0] in other.search(TASK.path[0])
         with pytest.raises(ToolError):
-            slow.read(0)  # It goes on with its connection.
+            slow.read(0)  # It continues with its connection.
         await slow.close()
         await other.close()

@@ -1,4 +1,4 @@
-"""Shop, tested with its scripted customer: what the database must be in the end, and what earns nothing."""
+"""Shop, tested with its scripted customer: the database that is right in the end, and what earns nothing."""
 
 import re
 from pathlib import Path
@@ -23,14 +23,14 @@ def task_of(kind: str, split: ag.Split = "train") -> ShopTask:
 
 
 async def play(task: ShopTask, *script: Reply) -> ag.Rollout:
-    """A rollout whose agent says goodbye behind the script, until the customer goes."""
+    """Run a rollout whose agent says goodbye after the script, until the customer leaves."""
     rollout = await ag.rollout(Shop, task, Scripted([*script, say("Goodbye."), say("Goodbye.")]))
     assert rollout.error is None, rollout
     return rollout
 
 
 def number_in(task: ShopTask) -> int:
-    """The number of the order that the customer speaks of."""
+    """Return the number of the order that the customer mentions."""
     return int(re.findall(r"\d{4}", task.wish)[0])
 
 
@@ -73,7 +73,7 @@ async def test_the_tools_do_what_the_policy_forbids_and_it_is_not_rewarded(kind:
     did = call(arguments.pop("name"), number=number_in(task), **arguments)
     rollout = await play(task, verification(task), did)
     assert (rollout.reward, rollout.metrics["tool_errors"]) == (0.0, 0.0)
-    assert (await play(task, *oracle(task)[:-1], did)).reward == 0.0  # To refuse and then to do it is no better.
+    assert (await play(task, *oracle(task)[:-1], did)).reward == 0.0  # Refusing and then doing it is no better.
 
 
 async def test_the_right_change_without_a_verification_or_with_one_change_more_is_not_rewarded() -> None:

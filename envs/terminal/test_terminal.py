@@ -1,4 +1,4 @@
-"""Terminal, tested in real sandboxes: what earns the reward, and what only looks as if it should."""
+"""Terminal, tested in real sandboxes: what earns the reward, and what only looks right."""
 
 from collections.abc import AsyncIterator
 
@@ -19,7 +19,7 @@ SPLITS: tuple[ag.Split, ...] = ("train", "test")
 
 @pytest_asyncio.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
 async def real(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
-    """A pool of one real sandbox of each kind."""
+    """Yield a pool of one real sandbox of each kind."""
     docker = request.param == "docker"
     if (why_not := why_no_docker() if docker else why_no_bubblewrap()) is not None:
         pytest.skip(f"{request.param}: {why_not}")

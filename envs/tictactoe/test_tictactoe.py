@@ -19,13 +19,13 @@ X_WINS = [say(move) for move in "14253"]
 
 
 def board_of(text: str) -> str:
-    """The board that was shown last, as nine letters."""
+    """Return the board that was shown last, as nine letters."""
     rows = re.findall(r"^([1-9XO]) ([1-9XO]) ([1-9XO])(?:<|$)", text, re.MULTILINE)[-3:]
     return "".join(field if field in "XO" else "." for row in rows for field in row)
 
 
 def perfect(text: str) -> ag.Message:
-    """A policy that plays both sides perfectly."""
+    """Return a policy that plays both sides perfectly."""
     board = board_of(text)
     return say(str(best(board, "X" if board.count("X") == board.count("O") else "O") + 1))
 

@@ -1,4 +1,4 @@
-"""Web, tested with its site in a sandbox of each kind and in a container of its own."""
+"""Web, tested with its site in a sandbox of each kind and in a separate container."""
 
 import re
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ BUY, RETURN, RATE = (make_task("train", index) for index in range(3))
 
 
 class World(NamedTuple):
-    """The env with the site at one of its places, and an open pool of one sandbox for it."""
+    """The env with the site in one of its places, and an open pool of one sandbox for it."""
 
     env: type[Web]
     sandboxes: SandboxPool
@@ -30,7 +30,7 @@ class World(NamedTuple):
     params=["bubblewrap", *(pytest.param(world, marks=pytest.mark.docker) for world in ("docker", "container"))]
 )
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """The site in a bubblewrap sandbox, in a Docker sandbox, and in a container beside one."""
+    """Yield the site in a bubblewrap sandbox, in a Docker sandbox, and in a container next to one."""
     bubblewrap = request.param == "bubblewrap"
     if (why_not := why_no_bubblewrap() if bubblewrap else why_no_docker()) is not None:
         pytest.skip(f"{request.param}: {why_not}")
@@ -109,14 +109,14 @@ async def test_no_tool_opens_the_site_anew_or_leaves_it(world: World) -> None:
 
 
 def _changed(sent: Reply, field: str, value: str) -> Reply:
-    """The same form with another value in a field."""
+    """Return the same form with another value in a field."""
     assert isinstance(sent, dict)
     arguments: Any = sent["tool_calls"][0]["function"]["arguments"]
     return call("post", path=arguments["path"], fields={**arguments["fields"], field: value})
 
 
 def _with_token_of(task: WebTask, sent: Reply) -> Reply:
-    """A form of another task's site at this one; what it is about is this task's product."""
+    """Return another task's form, sent to this site, with this task's product."""
     return _changed(_changed(sent, "token", task.content["token"]), "id", str(task.action[1]))
 
 

@@ -1,6 +1,4 @@
-"""A rollout's API over HTTP: which requests are read, how others are refused, and the effects of a client that
-hangs up.
-"""
+"""A rollout's API over HTTP: requests that are read, requests that are refused, and clients that hang up."""
 
 import asyncio
 import json

@@ -340,9 +340,7 @@ async def test_a_head_request_is_answered_without_a_body_and_the_next_one_is_rea
 
 
 async def longest_turn(work: Any) -> tuple[float, Any]:
-    """Return the longest CPU time in seconds that one event loop turn took while `work` ran, and the result of
-    `work`.
-    """
+    """Return the longest CPU time of an event loop turn while `work` ran, in seconds, and the result of `work`."""
     longest, done = 0.0, asyncio.ensure_future(work)
     while not done.done():
         began = time.thread_time()

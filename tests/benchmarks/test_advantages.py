@@ -1,4 +1,4 @@
-"""A run's credit reaches what it trains on."""
+"""A run's credit assignment reaches its training."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The benchmark of credit by branches plays what it says, at equal numbers of turns."""
+"""The benchmark of credit by branches runs what it describes, at equal numbers of turns."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The benchmark of the driver: what it plays, and what it says where the peers are missing."""
+"""The driver benchmark: its rollouts, and its report if the peers are missing."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The families benchmark, reduced: one family of each kind of layer is right in every layout."""
+"""The families benchmark, reduced: one family for each kind of layer is right in every layout."""
 
 import pytest
 
@@ -18,7 +18,7 @@ ONE_OF_EACH = {
     "rwkv": "a state, and no mask of padding",
     "stablelm": "attention that is not said to use the interface",
 }
-"""Families by the kind of layer that they stand for."""
+"""Families by the kind of layer that they represent."""
 REFUSED = {("phi3, longrope", "tree")}
 
 

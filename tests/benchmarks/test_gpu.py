@@ -1,4 +1,4 @@
-"""The GPU's benchmark where there is none: its count of work, and the whole of it in tiny shapes."""
+"""The GPU benchmark on a machine without one: its FLOP count, and a full dry run in tiny shapes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_work_of_one_row_is_what_a_forward_counts(tmp_path: Path) -> None:
-    """Twice that: the backward to the inputs costs the matrices' forward again, and attention's twice."""
+    """Twice the forward: the backward to the inputs costs the matrices' forward again, and twice that of attention."""
     make_model(tmp_path, DRY)
     [row] = make_samples(None, 0, DRY)[:1]
     row = replace(row, loss_mask=np.zeros(len(row.response_ids), np.bool_))  # no output layer
@@ -36,7 +36,7 @@ def test_the_work_of_one_row_is_what_a_forward_counts(tmp_path: Path) -> None:
     pairs = len(row) * (len(row) + 1) / 2
     wanted = 2 * matrices + 12 * DRY.layers * DRY.heads * DRY.head_dim * pairs
     assert flops([row], DRY, shared=False) == pytest.approx(wanted)
-    if attention:  # counted for every pair, also those that the mask hides
+    if attention:  # counted for every pair, including those that the mask hides
         assert attention == 4 * DRY.layers * DRY.heads * DRY.head_dim * len(row) ** 2
 
 
@@ -98,4 +98,4 @@ def test_the_dry_run_measures_every_layout_and_finds_the_tree_at_one_with_padded
         assert said["figures"][f"{name}_tokens_per_s"] > 0
         assert said["figures"][f"{name}_peak_mib"] > 0
     assert all(goal["met"] for goal in said["goals"].values())
-    assert not any("MFU" in name for name in said["goals"])  # of a CPU there is none
+    assert not any("MFU" in name for name in said["goals"])  # a CPU has none

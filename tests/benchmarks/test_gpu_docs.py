@@ -1,4 +1,4 @@
-"""The guide to GPUs: its commands are parsed, its recipes build, and its memory is what meta tensors count."""
+"""The GPU guide: its commands are parsed, its recipes build, and its memory numbers are those of meta tensors."""
 
 import argparse
 import importlib
@@ -22,7 +22,7 @@ from recipes import qwen3_4b_grpo, qwen3_8b_grpo_8gpu
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = (DOCS / "gpus.md").read_text()
 BY_FIGURE = (DOCS / "troubleshooting.md").read_text().partition("### By metric")[2].partition("\n## ")[0]
-"""The table of what to do where a figure is wrong, which names the flags of these recipes."""
+"""The table of fixes for bad metrics, which names the recipes' flags."""
 COMMANDS = [
     line
     for block in re.findall(r"^```sh\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
@@ -40,12 +40,12 @@ def counted(name: str) -> Memory:
 
 
 def parsed(module: str, arguments: list[str]) -> ag.RunConfig:
-    """The settings of the recipe of a module, with these flags."""
+    """Return the settings of a module's recipe with these flags."""
     return settings(importlib.import_module(module).RECIPE, arguments)
 
 
 def server_parser() -> argparse.ArgumentParser:
-    """The flags of a server that agentgym itself sets, and those that only one started by hand needs."""
+    """Return a parser for a server's flags: those that agentgym itself sets, and those for a server started by hand."""
     made = argparse.ArgumentParser(allow_abbrev=False)
     for flag in ("--model-path", "--host", "--base-gpu-id"):
         made.add_argument(flag)
@@ -78,7 +78,7 @@ def test_every_command_of_the_guide_is_parsed(command: str) -> None:
 
 
 def check_server(words: list[str]) -> None:
-    """A server that is started by hand takes the adapters and the contexts of the recipe that asks it."""
+    """Check that a server started by hand accepts the adapters and the context length of the recipe that uses it."""
     asked = server_parser().parse_args(words)
     recipe = next(
         made for made in (qwen3_4b_grpo.RECIPE, qwen3_8b_grpo_8gpu.RECIPE) if str(made.model) == asked.model_path
@@ -133,7 +133,7 @@ def test_the_counts_are_those_of_the_published_dimensions(name: str) -> None:
 
 
 def test_a_layer_keeps_no_less_than_its_products_need() -> None:
-    """The least that a layer must keep: inputs of the MLP's product, of attention, and of the adapters in float32."""
+    """A layer must keep at least the inputs of the MLP's product, of attention, and of the adapters in float32."""
     shape, found = SHAPES["Qwen3-4B"], counted("Qwen3-4B")
     heads = shape.heads * shape.head_dim
     adapters = 4 * (5 * shape.hidden + heads + shape.intermediate)
@@ -167,7 +167,7 @@ def test_a_recipe_fits_80_gb_by_the_count(run: ag.RunConfig) -> None:
     if run.engine.colocate == "off":
         assert trained < 0.9 * 79 * GIB
         assert share * 79 * GIB > 2 * memory.weight_bytes
-    else:  # at its largest, beside the server's part of what the trainer leaves when it starts
+    else:  # at its largest, next to the part of the server's memory that the trainer leaves when it starts
         free = 79 * GIB - memory.weight_bytes
         assert trained + share * free < 0.9 * 79 * GIB
 

@@ -1,4 +1,4 @@
-"""What benchmarks share: the workloads that a user gives."""
+"""Code that the benchmarks share: workloads that a user provides."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The benchmark of HTTP: what its server answers, and what its loops and floors play."""
+"""The HTTP benchmark: its server's responses, and the rollouts of its loops and floors."""
 
 import json
 from collections.abc import AsyncIterator

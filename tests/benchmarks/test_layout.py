@@ -1,4 +1,4 @@
-"""The benchmark of layouts compares what was trained, from lists and from rollouts."""
+"""The layout benchmark compares the training results from lists and from rollouts."""
 
 from pathlib import Path
 from typing import Any

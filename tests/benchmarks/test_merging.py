@@ -1,4 +1,4 @@
-"""Samples of single turns are joined where each prompt extends what came before it."""
+"""Samples of single turns are joined if each prompt extends the previous turn."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The scheduler on long-tailed latencies, in virtual time, against a simulation of its policy."""
+"""The scheduler with long-tailed latencies, in virtual time, compared with a simulation of its policy."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The benchmark of planning sees a plan that is bad."""
+"""The planning benchmark detects a bad plan."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What benchmarks find is kept with how it was found, compared by ratios, and shown on a page of its own."""
+"""Benchmark results are stored with how they were measured, compared by ratios, and published on a docs page."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The sandbox's benchmark: its ratios, its turns, the pipe to another kit's program, and a quick run of all of it."""
+"""The sandbox benchmark: its ratios, its turns, the pipe to another kit's program, and a complete quick run."""
 
 import asyncio
 import json
@@ -107,7 +107,7 @@ async def test_sides_take_turns_and_each_has_the_rate_of_its_own_time() -> None:
 
     async def slow(seconds: float) -> Rate:
         order.append("slow")
-        return Rate(2.0, 4)  # it went on for longer than it was given
+        return Rate(2.0, 4)  # it ran for longer than it was given
 
     found = await by_turns({"quick": quick, "slow": slow}, 8.0, 4)
     assert found == {"quick": pytest.approx(100), "slow": pytest.approx(2)}
@@ -135,7 +135,7 @@ def is_there(pid: int) -> bool:
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    """A kit whose sandboxes are processes of this machine."""
+    """Return a kit whose sandboxes are processes on this machine."""
     made = Peer("processes", sys.executable, PROGRAM, "-")
     yield made
     made.close()

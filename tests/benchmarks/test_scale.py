@@ -1,4 +1,4 @@
-"""Rollout workers on Ray are measured as a run uses them, and the simulation of many has the limits that it should."""
+"""Rollout workers on Ray are measured as a run uses them; the simulation of many has the expected limits."""
 
 import json
 import os
@@ -67,20 +67,20 @@ def test_the_benchmark_counts_all_rollouts_and_leaves_no_process_behind(tmp_path
     said = json.loads(done.stdout.splitlines()[-1])
     figures, goals = said["figures"], said["goals"]
     assert figures["at_once"] == 64
-    assert figures["object_store_bytes_a_rollout"] > 13 * 2000  # an id, its mask and its log-probability are 13 bytes
+    assert figures["object_store_bytes_a_rollout"] > 13 * 2000  # an id, its mask and its log-probability take 13 bytes
     costs = [figures[f"{name}_ms_{count}"] for name in ("driver_collect", "driver_step", "workers") for count in (1, 2)]
     assert min(costs) > 0
     assert goals["CPU ms of the driver a rollout"]["value"] == pytest.approx(
         max(figures[f"driver_collect_ms_{count}"] + figures[f"driver_step_ms_{count}"] for count in (1, 2))
     )
-    deadline = time.monotonic() + ENDS_S  # Ray's processes end by themselves when their raylet has
+    deadline = time.monotonic() + ENDS_S  # Ray's processes end on their own when their raylet has ended
     while (left := started_with(f"SCALE_TEST={tmp_path}")) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
 
 
 def started_with(setting: str) -> list[str]:
-    """The processes that have this variable in their environment, as Ray's have that of the benchmark."""
+    """Return the processes with this variable in their environment, as the benchmark's Ray processes have it."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

@@ -1,4 +1,4 @@
-"""The benchmark of a whole step: what it plays, and what its goals compare."""
+"""The benchmark of a whole step: its rollouts, and the measurements that its goals compare."""
 
 from pathlib import Path
 

@@ -26,9 +26,7 @@ CLOSED: list[object] = []
 
 
 class Tally(AECEnv):  # type: ignore[misc]
-    """Players take turns taking 1 or 2 stones for 1 point per turn; a mask forbids taking two when one stone is
-    left.
-    """
+    """Players take 1 or 2 stones in turn, for 1 point each turn; a mask forbids taking 2 of the last one."""
 
     metadata = {"render_modes": ["ansi"], "name": "tally_v0"}  # noqa: RUF012
 

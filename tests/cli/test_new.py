@@ -1,6 +1,4 @@
-"""The command `agentgym new` and the environments that it creates; the templates' own tests are next to the
-templates.
-"""
+"""The command `agentgym new` and the environments that it creates; the templates have tests in their folders."""
 
 import ast
 import os

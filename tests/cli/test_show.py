@@ -20,9 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Create a run of two steps with two groups each, one failed rollout, trained numbers for a/0, and an
-    evaluation.
-    """
+    """Write a run of two steps with two groups each, one failed rollout, training data for a/0, and an evaluation."""
     long = segment([(2, 4), (5, 9)], length=12, text="x" * 5000)
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0", 0.5), rollout("a/1", None)), group(rollout("b/0", -1.0))], step=0)

@@ -102,9 +102,7 @@ class TwoNodes:
         return [pid for _, pid in sorted(found)]
 
     def gone(self, kind: str) -> bool:
-        """Return whether all actors of this class end. Waits for them, because Ray reports a kill before they have
-        ended.
-        """
+        """Return whether all actors of this class end, waiting for them: Ray reports a kill before they have ended."""
         deadline = time.monotonic() + GONE_S
         while self.actors(kind) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -1,6 +1,4 @@
-"""Evaluation on a Ray cluster: one process's results, even if a worker is lost; errors for what can't be sent to
-workers.
-"""
+"""Evaluation on a Ray cluster: the results of one process, even if a worker is lost, and what can't be sent there."""
 
 import asyncio
 import pickle

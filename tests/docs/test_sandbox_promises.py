@@ -1,6 +1,4 @@
-"""The promises in the sandbox's README: each names existing tests, and every test file has a promise or is listed
-here.
-"""
+"""The promises in the sandbox's README: each names existing tests, and no test file is forgotten."""
 
 import re
 from pathlib import Path

@@ -46,7 +46,7 @@ def run(folder: Path, installed: Installed) -> tuple[Path, set[str]]:
 
 @pytest.fixture(scope="module")
 def run_folder(run: tuple[Path, set[str]]) -> Path:
-    """The run's folder, which may contain additional files from readers of its store."""
+    """Return the run's folder, which may contain additional files from readers of its store."""
     return run[0]
 
 

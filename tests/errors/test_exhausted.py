@@ -1,6 +1,4 @@
-"""Resources that a machine has run out of fail the rollout; those that a tool's code used up itself fail only the
-tool.
-"""
+"""Exhausted resources of the machine fail the rollout; those that a tool's own code used up fail only the tool."""
 
 import asyncio
 import errno

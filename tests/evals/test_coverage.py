@@ -69,10 +69,11 @@ KINDS: Mapping[str, Played] = {
 
 
 def covered(values: Array, true: float, *, least: float = 0.0, most: float = 1.0) -> tuple[float, float]:
-    """Return the share of evaluations whose interval contains the true value, and the share of those with an exact
-    bound.
+    """Return how often the interval contains the true value, and how often its bound is exact.
 
-    Exact bounds are Clopper and Pearson's, for values of 0 and 1, and the bound for unseen tasks.
+    Both are shares of the evaluations. Exact bounds are Clopper and Pearson's, for values of 0 and 1, and the bound
+    for
+    unseen tasks.
     """
     low, high = intervals(values, least=least, most=most)
     unseen = 1 - 0.025 ** (1 / values.shape[1])

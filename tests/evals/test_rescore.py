@@ -1,6 +1,4 @@
-"""Recomputed rewards: they stay the same if nothing changed, and state that only a live rollout has is refused by
-name.
-"""
+"""Recomputed rewards: they stay the same if nothing changed; state that only a live rollout has is refused by name."""
 
 import asyncio
 import json
@@ -31,9 +29,7 @@ class Word(ag.Task):
 
 
 class Words(ag.ToolEnv[Word]):
-    """Rewards the word, and at half weight a short answer and the tool calls; each group's longest answer gets a
-    bonus.
-    """
+    """Rewards the word, and at half weight short answers and tool calls; a group's longest answer gets a bonus."""
 
     bonus: ClassVar[float] = 0.5
     context = ag.Compact(at=None, turns=1)

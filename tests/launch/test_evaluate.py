@@ -376,7 +376,7 @@ async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None
         assert found.differences == {"100": 0.0, "101": 1.0, "102": 1.0}
         assert found.left_out == 1
         assert found.means == pytest.approx((0.0, 2 / 3))
-        assert found.p == pytest.approx(0.5)  # of the flips of two differences, half give a mean that is at least as large
+        assert found.p == pytest.approx(0.5)  # half the flips of two differences give such a mean
         assert found.interval.low < 2 / 3 < found.interval.high + 1e-9
     assert ag.compare(one, one).p == 1.0
 

@@ -1,6 +1,4 @@
-"""A recipe that kills itself with SIGKILL some seconds after its first rollouts started: `killed_script.py SECONDS
-[FLAG...]`.
-"""
+"""A recipe that kills itself some seconds after its first rollouts started: `killed_script.py SECONDS [FLAG...]`."""
 
 import os
 import signal

@@ -90,7 +90,7 @@ def test_what_is_finished_stays_and_what_was_begun_goes_on(tmp_path: Path, capsy
     assert len(written) == len(METHODS)
     for path in written:
         tokens, _ = tokens_and_rewards(path.parent)
-        assert [*(tokens >= 3000)] == [False] * (len(tokens) - 1) + [True], path  # up to the step that reaches the budget
+        assert [*(tokens >= 3000)] == [False] * (len(tokens) - 1) + [True], path  # up to the step that reaches it
     assert len(tokens_and_rewards(tmp_path / "bisect_long" / "outcome" / "0")[0]) > 1
     main(credit)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == written

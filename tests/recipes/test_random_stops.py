@@ -67,8 +67,9 @@ class Stop:
 
 
 def drawn(seed: int = 11) -> list[list[Stop]]:
-    """Draw five stops per chain of processes, with each part and signal combined at least once; stops while closing come
-    last.
+    """Draw five stops per chain of processes, with each part and signal combined at least once.
+
+    Stops while closing come last in their chain.
     """
     dice = random.Random(seed)
     pairs = [(part, name) for part in PARTS for name in CODES]

@@ -129,7 +129,7 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_the_terminal_its_cursor_back(tmp
     with subprocess.Popen(script, cwd=ROOT, env=environment, stderr=terminals) as running:
         os.close(terminals)
         said = b""
-        with suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:  # reading raises OSError if nothing has the other end open
+        with suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:  # raises if the other end is closed
             while more := terminal.read(1 << 16):
                 said += more
     assert running.returncode == 130

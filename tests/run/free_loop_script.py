@@ -90,9 +90,7 @@ def noted(what: str, call: Any) -> Any:
 
 
 def wait(self: threading.Condition, timeout: float | None = None) -> bool:
-    """Record waits of futures, events and queues. `Thread.start` waits with this, too, but only briefly, so it is
-    skipped.
-    """
+    """Record waits of futures, events and queues, but not the short wait inside `Thread.start`."""
     if timeout != 0 and sys._getframe(2).f_code is not threading.Thread.start.__code__:
         note("another thread")
     return own_wait(self, timeout)

@@ -1,6 +1,4 @@
-"""The script of every rank in test_ranks.py: the run's files are removed while the first rank writes step 2's
-checkpoint.
-"""
+"""The script of every rank in test_ranks.py: files are removed while the first rank writes step 2's checkpoint."""
 
 import asyncio
 import pickle

@@ -1,6 +1,4 @@
-"""The event loop serves the rollouts: the host's own work is done in threads, and rollout clocks are stopped
-meanwhile.
-"""
+"""The event loop serves the rollouts: the host's work runs in threads, while rollout clocks are stopped."""
 
 import asyncio
 from pathlib import Path

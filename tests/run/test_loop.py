@@ -40,9 +40,7 @@ SAMPLING = Sampling(temperature=0.7, max_tokens=40)
 
 @pytest.fixture
 async def play() -> AsyncIterator[Collector]:
-    """Yield a collector of Chase with compaction on the tiny model: several turns and segments, 16 concurrent
-    rollouts.
-    """
+    """Yield a collector of Chase with compaction on the tiny model: several turns and segments, 16 at once."""
     config = TrainConfig(temperature=0.7, lr=2e-3, device="cpu")
     async with Trainer(MODEL, config) as trainer, TransformersEngine(MODEL, TransformersConfig(slots=16)) as engine:
         yield Collector(ChaseCompaction, engine, trainer, FakeSandboxPool(), SAMPLING)
@@ -63,9 +61,7 @@ class Seven(Chase):
 
 
 def largest_gap(trainer: Trainer, rollout: ag.Rollout) -> float:
-    """Return the largest difference of the engine's and the trainer's log-probabilities over all sampled tokens, in
-    nats.
-    """
+    """Return the largest gap of engine and trainer log-probabilities over all sampled tokens, in nats."""
     gaps = []
     for segment in rollout.segments:
         scores: Floats = trainer.score(segment.token_ids.tolist(), sampling=SAMPLING)

@@ -134,7 +134,7 @@ def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resu
 ) -> None:
     rollout(replace(run, max_steps=2), {})
     adapter = (tmp_path / "run/adapter/adapter_model.safetensors").stat().st_size
-    room = lambda: disk.enter_context(files_up_to(3 * adapter // 2))  # noqa: E731  a checkpoint includes optimizer moments
+    room = lambda: disk.enter_context(files_up_to(3 * adapter // 2))  # noqa: E731  includes optimizer moments
     rollout(replace(run, output_dir=None, resume=tmp_path / "run", max_steps=4, save_every=0), {2: room})
     said = capfd.readouterr().err
     assert "The disk took no checkpoint after the one of step 2: the run can be resumed from there" in said

@@ -1,6 +1,4 @@
-"""How a run samples: training from the whole distribution, evaluations as configured, both with the run's chat
-template.
-"""
+"""How a run samples: training from the whole distribution, evaluations as configured, with its chat template."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

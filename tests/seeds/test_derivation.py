@@ -1,4 +1,4 @@
-"""The one function that seeds come from: no collisions, no likeness of neighbors, the same everywhere."""
+"""The function from which all seeds come: no collisions, no correlation of neighbors, and the same everywhere."""
 
 import random
 import re
@@ -36,7 +36,7 @@ def ranks(values: Any) -> Any:
 
 
 def rank_correlations(runs: Any, lags: range) -> Any:
-    """Spearman's, of each pair of runs and each lag, in standard errors of independent ones."""
+    """Return Spearman's rank correlation for each pair of runs and each lag, in standard errors of independent runs."""
     found = []
     for (one, other), lag in product(combinations(runs, 2), lags):
         a, b = one[max(lag, 0) : len(one) + min(lag, 0)], other[max(-lag, 0) : len(other) - max(lag, 0)]
@@ -45,12 +45,12 @@ def rank_correlations(runs: Any, lags: range) -> Any:
 
 
 def draws(run: int, derived: Any) -> list[float]:
-    """The first number that each of the run's turns draws, batch after batch of the same few tasks."""
+    """Return the first random number of each of the run's turns, over many batches of the same few tasks."""
     return [random.Random(derived(run, batch, task)).random() for batch in range(60) for task in range(5)]
 
 
 def independent(found: Any) -> bool:
-    """Whether these are what independent runs give: none is extreme, and their spread is 1."""
+    """Return whether these look like independent runs: none is extreme, and their variance is 1."""
     return bool(np.abs(found).max() < 4.3 and abs(np.mean(found**2) - 1) < 4 * (2 / len(found)) ** 0.5)
 
 
@@ -94,7 +94,7 @@ def test_numbers_and_texts_of_other_types_count_as_the_plain_ones() -> None:
 
 def test_a_seed_is_the_same_on_every_machine_and_in_every_release() -> None:
     found = seed_for("turn", 0, "chase-1/0", "", 0, 0), seed_for("env", 0, "é", bits=31)
-    # A change here changes the draws of every run: raise VERSION, so that what was begun before is refused.
+    # A change here changes the draws of every run: raise VERSION, so that earlier runs are not resumed.
     assert (VERSION, *found) == (2, 130339638612190488, 1157811603)
 
 
@@ -114,7 +114,7 @@ def test_each_purpose_is_named_in_one_place_of_the_code_and_nothing_else_makes_s
     }
     assert {purpose: len(found) for purpose, found in places.items()} == dict.fromkeys(PURPOSES, 1)
     arithmetic = re.compile(r"\bseed\b\s*(?:[+^*]|-\s)|[+^*]\s*(?:\w+\.)*_?seed\b|Random\(f[\"'][^\"']*seed")
-    allowed = {"warm_start.py"}  # it makes the checkpoints that are shipped, from the seeds that made them
+    allowed = {"warm_start.py"}  # it trains the shipped checkpoints, with the seeds that they were trained with
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path, text in texts.items()

@@ -1,4 +1,4 @@
-"""What a run, an evaluation and a game leave to chance, by the seeds that engines and envs are given."""
+"""What a run, an evaluation and a game leave to chance, given the seeds that engines and envs get."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ RESETS: list[tuple[str, int]] = []
 
 @dataclass
 class Recorder:
-    """An engine that keeps the session and the seed of each request."""
+    """An engine that records the session and the seed of each request."""
 
     inner: Any
     asked: list[tuple[str, int]] = field(default_factory=list)
@@ -49,7 +49,7 @@ JUDGE, SPEAKER = Recorder(Scripted(lambda text: say("yes"))), Scripted(lambda te
 
 
 class Chances(ag.ToolEnv[ag.Task]):
-    """Has chance of every kind: its own, the policy's, a sub-agent's and a role's."""
+    """Uses randomness of every kind: its own, the policy's, a sub-agent's and a model role's."""
 
     limits = ag.Limits(turns=3, turn_tokens=4)
     fallback_models = {"judge": JUDGE}  # noqa: RUF012
@@ -74,7 +74,7 @@ class Chances(ag.ToolEnv[ag.Task]):
 
 
 class Judged(Chances):
-    """Has a reward of its group as well, for which a model is asked."""
+    """Also has a group reward that asks a model."""
 
     @classmethod
     async def group_reward(cls, task: ag.Task, rollouts: Any, models: Any) -> list[float]:
@@ -84,14 +84,14 @@ class Judged(Chances):
 
 @dataclass(frozen=True)
 class Seen:
-    """The requests of the policy's and the judge's engine, the resets, and the folder, of one run."""
+    """A run's requests to the policy's and the judge's engine, its resets, and its folder."""
 
     folder: Path
     asked: list[tuple[str, int]]
     resets: list[tuple[str, int]]
 
     def of(self, split: str) -> list[int]:
-        """The seeds of all requests for tasks of a split."""
+        """Return the seeds of all requests for a split's tasks."""
         return [seed for session, seed in self.asked if session.startswith(split)]
 
     def resets_of(self, split: str) -> list[tuple[str, int]]:
@@ -128,14 +128,14 @@ async def played(folder: Path) -> list[Seen]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
-    """Two runs of neighboring seeds, with groups, branches, sub-agents, a model role and three evaluations."""
+    """Complete two runs of neighboring seeds, with groups, branches, sub-agents, a model role and evaluations."""
     return asyncio.run(played(tmp_path_factory.mktemp("runs")))
 
 
 async def test_no_two_requests_of_training_share_a_seed(runs: list[Seen]) -> None:
     for run in runs:
         sessions = {session for session, _ in run.asked if session.startswith("train")}
-        assert any("+" in session for session in sessions)  # of a branch
+        assert any("+" in session for session in sessions)  # a branch's session
         assert any("model.judge" in session for session in sessions)
         assert len(run.of("train")) > 20
         assert max(Counter(run.of("train")).values()) == 1
@@ -163,7 +163,7 @@ async def test_each_attempt_of_an_evaluation_has_an_env_seed_of_its_own(runs: li
 async def test_all_evaluations_of_a_run_use_the_same_seeds(runs: list[Seen]) -> None:
     for run in runs:
         assert set(Counter(run.resets_of("test")).values()) == {3}
-        # The policy is never changed (lr 0), so each of the three asks the same.
+        # The policy never changes (lr 0), so all three evaluations send the same requests.
         assert set(Counter(run.of("test")).values()) == {3}
 
 
@@ -234,7 +234,7 @@ async def test_a_judge_of_a_rescore_is_asked_with_other_seeds_for_each_rollout_o
             store.add(list(played), phase="train", step=step)
     JUDGE.asked.clear()
     await rescore(tmp_path / "run", Judged, tmp_path / "again")
-    assert len(JUDGE.asked) == 4  # a group each
+    assert len(JUDGE.asked) == 4  # one per group
     assert max(Counter(seed for _, seed in JUDGE.asked).values()) == 1
 
 
@@ -245,7 +245,7 @@ async def test_a_task_that_comes_again_is_played_with_other_seeds_also_within_a_
     async with Scheduler(Chances, tasks, SPEAKER, schedule) as scheduler:
         batches = [await scheduler.collect(1) for _ in range(3)]
     assert sum(len(batch) for batch in batches) == 3
-    assert len(RESETS) > 6  # without a signal, groups were replaced
+    assert len(RESETS) > 6  # groups without a signal were replaced
     assert set(Counter(RESETS).values()) == {2}
     assert len({seed for _, seed in RESETS}) == len(RESETS) / 2
 
@@ -314,5 +314,5 @@ async def test_the_attempts_at_a_game_meet_another_opponent_and_other_dice_and_a
 
 
 def _said(rollout: ag.Rollout) -> list[str]:
-    """What the opponent and the die said, and the model and the die."""
+    """Return the words of the opponent and the die, and of the model and the die."""
     return str(rollout.segments[0].turns[0].env_messages[0]["content"]).replace(",", "").split()

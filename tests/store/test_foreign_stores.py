@@ -1,4 +1,4 @@
-"""Stores that somebody else may have made: their tables and values are checked, and reading them has limits."""
+"""Stores that a stranger may have created: their tables and values are checked, and reading them is bounded."""
 
 import sqlite3
 from contextlib import closing, suppress
@@ -19,7 +19,7 @@ from tests.store.test_store import group, rollout, same, segment, written
 
 
 def many(folder: Path, rollouts: int, *, phases: int) -> Path:
-    """A store of so many rollouts, in so many phases."""
+    """Write a store with this many rollouts and phases."""
     with RolloutWriter(folder) as writer:
         for number in range(rollouts):
             writer.add([group(rollout(f"t{number}/0"))], phase=f"phase{number % phases}", step=0)
@@ -69,7 +69,7 @@ def test_a_store_whose_table_has_no_key_is_refused(tmp_path: Path, table: str) -
 
 
 def test_all_that_one_read_asks_has_one_limit_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of many statements is short; a store that is open for long answers one read after the other."""
+    """Each of many statements is short. A store that stays open for long has a separate limit for each read."""
     many(tmp_path, 200, phases=1)
     monkeypatch.setattr(reading, "LOOK_EACH", 10)
     with RolloutStore(tmp_path) as store:

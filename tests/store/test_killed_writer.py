@@ -1,4 +1,4 @@
-"""A writer that is killed at any moment: the store opens, and holds all that was on disk."""
+"""A writer that is killed at any moment: the store opens, and contains everything that was on disk."""
 
 import os
 import random
@@ -32,7 +32,7 @@ with RolloutWriter(Path(sys.argv[1]), token_bytes=token_bytes) as writer:
 
 
 def played(number: int, place: int) -> Rollout:
-    """A rollout of some kilobytes, the same each time."""
+    """Return a rollout of some kilobytes, the same each time."""
     made = segment([(2, 400), (500, 900)], length=1000 + number % 7, text=f"{number} " * 200)
     return rollout(f"t{number}/{place}", segments=(made,))
 
@@ -42,7 +42,7 @@ def token_bytes(model: str, ids: list[int]) -> dict[int, bytes]:
 
 
 def written_until_killed(folder: Path, after_s: float) -> int:
-    """How many groups a writer says are on disk when it is killed so many seconds after the first."""
+    """Return how many groups the writer reported as stored when it was killed this many seconds after the first one."""
     command = [sys.executable, "-c", WRITER, str(folder)]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None

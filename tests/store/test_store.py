@@ -1,4 +1,4 @@
-"""The rollout store: what is added is on disk, whole, and comes back as it was."""
+"""The rollout store: added rollouts are on disk, complete, and come back unchanged."""
 
 import os
 import signal
@@ -27,11 +27,12 @@ from agentgym.types.messages import Message
 from agentgym.types.rollout import Group, Rollout, Segment, Turn
 from agentgym.types.task import Task
 
-TEXT = st.text(st.characters(), max_size=8)  # lone surrogates and control characters too
+TEXT = st.text(st.characters(), max_size=8)  # including lone surrogates and control characters
 
 
 def segment(spans: Sequence[tuple[int, int]], *, length: int, text: str = "said", top: int = 60_000) -> Segment:
-    """
+    """Return a segment with these spans of sampled tokens, for example:
+
     ::
 
         ids      P  a  a  e  a          spans (1, 3), (4, 5)
@@ -69,7 +70,7 @@ def segment(spans: Sequence[tuple[int, int]], *, length: int, text: str = "said"
 
 
 def rollout(name: str = "task/0", reward: float | None = 1.0, **changes: Any) -> Rollout:
-    """A rollout of one segment of two turns; failed where `reward` is None."""
+    """Return a rollout of one segment with two turns; it failed if `reward` is None."""
     failure = Failure(type="EnvError", message="KeyError: 'x'", where="reward 'right'", traceback="Traceback ..\n")
     return Rollout(
         rollout_id=name,
@@ -90,7 +91,7 @@ def group(*rollouts: Rollout) -> Group:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two frozen values hold the same, arrays by their elements."""
+    """Return whether two frozen values are equal, with arrays compared by element."""
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
     if isinstance(one, tuple):
@@ -234,7 +235,7 @@ def test_where_the_disk_refuses_the_run_goes_on_and_what_was_lost_is_counted(
 
 class OddTask(Task):
     value: Any = None
-    """Anything, also what JSON has no form for."""
+    """A task with a field of any type, including types that JSON lacks."""
 
 
 @pytest.mark.parametrize("value", [b"\xff\xfe", len, object(), {(1, 2): "keys of a tuple"}, {"a set"}])

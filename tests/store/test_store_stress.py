@@ -1,4 +1,4 @@
-"""The rollout store where it is hard on it: readers at work, a full disk, many rollouts, what cannot be written."""
+"""The rollout store under stress: concurrent readers, a full disk, many rollouts, and values that cannot be written."""
 
 import asyncio
 import sqlite3
@@ -41,7 +41,7 @@ def test_two_readers_see_whole_rollouts_and_ever_more_of_them_while_one_writes(t
 
 
 def read_on(folder: Path, counts: list[int], done: threading.Event) -> None:
-    """Read all there is, over and over, and once more when the writer is done; -1 for a rollout that is not whole."""
+    """Read everything repeatedly, and once more after the writer is done; count -1 if a rollout is incomplete."""
     with RolloutStore(folder) as store:
         last = False
         while not last:
@@ -71,7 +71,7 @@ def test_what_is_far_is_judged_by_the_rollouts_of_one_moment_while_others_are_wr
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one megabyte."""
+    """Yield a folder on a one-megabyte disk."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False, capture_output=True
     )
@@ -84,7 +84,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def large(name: str) -> Rollout:
-    """A rollout of about 30 kB."""
+    """Return a rollout of about 30 kB."""
     rng = np.random.default_rng(len(name))
     return rollout(name, segments=(segment([(2, 8000)], length=8001, text=bytes(rng.bytes(99)).hex(), top=1 << 20),))
 
@@ -155,7 +155,7 @@ async def test_closing_it_does_not_hold_the_event_loop_up(tmp_path: Path) -> Non
 
     async with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0"))], step=0)
-        writer.add_step(late(), step=0)  # the writer's thread waits here until the event loop lets it go
+        writer.add_step(late(), step=0)  # the writer's thread waits here until the event loop releases it
         asyncio.get_running_loop().call_soon(gate.set)
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
@@ -185,7 +185,7 @@ async def test_a_cancellation_while_it_closes_waits_for_what_was_added(tmp_path:
 
 
 def stored(folder: Path, steps: int) -> Path:
-    """Store so many steps of a hundred rollouts each."""
+    """Store this many steps with a hundred rollouts each."""
     segments = (segment([(2, 40)], length=200),)
     with RolloutWriter(folder) as writer:
         for step in range(steps):
@@ -202,7 +202,7 @@ def stored(folder: Path, steps: int) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A thousand rollouts of ten steps."""
+    """Write a thousand rollouts in ten steps."""
     return stored(tmp_path_factory.mktemp("many"), 10)
 
 
@@ -234,7 +234,7 @@ def test_of_many_rollouts_a_few_are_found_by_an_index(many: Path, asked: dict[st
         store.query = explained  # type: ignore[method-assign]
         list(store.find(**asked, limit=10))
     scans = [plan for plan in plans if plan.startswith(("SCAN rollouts", "SCAN segments")) and "INDEX" not in plan]
-    assert scans == (["SCAN rollouts"] if asked == {"order": "latest"} else [])  # backwards, and it stops at ten
+    assert scans == (["SCAN rollouts"] if asked == {"order": "latest"} else [])  # scans backwards and stops at ten
     assert not any("TEMP B-TREE FOR ORDER BY" in plan for plan in plans)
 
 

@@ -1,4 +1,4 @@
-"""The signs of a suspicious rollout: each is found where it is, and a sound rollout has none."""
+"""The signs of a suspicious rollout: each is found, and a normal rollout has none."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def said(text: str) -> Message:
 
 
 def played(name: str, reward: float | None, *messages: Message, **metrics: float) -> Rollout:
-    """A rollout that wrote these messages, two tokens each."""
+    """Return a rollout in which the model wrote these messages, two tokens each."""
     length = 1 + 2 * len(messages)
     segment = Segment(
         index=0,
@@ -118,7 +118,7 @@ def test_a_large_logprob_gap_is_a_sign(tmp_path: Path, gap: float | None, found:
         ([0.0] * 8 + [1.0], None),  # the first success
         ([0.0] * 8 + [1000.0], 1000.0),
         ([0, 0.2, 0.4, 0.6, 0.8, 1, 1, 2.0], None),
-        ([0, 1, 9.0], None),  # too few to say
+        ([0, 1, 9.0], None),  # too few to tell
     ],
 )
 def test_a_reward_that_is_far_from_all_others_is_a_sign(
@@ -142,7 +142,7 @@ def test_every_sign_says_what_it_means() -> None:
 
 FAILING: Any = {"tool_calls": 4, "tool_errors": 3, "tool_errors/bash": 3}
 POOR = played("t/0", 0.15, *[called(argument=i) for i in range(4)], said("4"), **FAILING)
-"""The highest reward where it is the only one."""
+"""Has the highest reward while it is the only rollout."""
 
 
 def test_rollouts_that_are_added_one_by_one_have_the_signs_of_their_whole_group_and_none_before(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pages of rollouts, and what became of tasks and failures: as if each rollout had been looked at by itself."""
+"""Pages of rollouts, and summaries of tasks and failures, compared with a look at each rollout by itself."""
 
 import math
 from collections import defaultdict
@@ -22,7 +22,7 @@ from tests.store.test_store import rollout
 
 
 def played(number: int) -> Rollout:
-    """One of many that differ in all that can be asked for."""
+    """Return one of many rollouts that differ in everything that filters can select."""
     reward = None if number % 7 == 3 else (number * 37 % 11) / 4 - 1
     made = rollout(f"{('nim', 'chase', 'nim-2')[number % 3]}/{number % 5}/{number // 5}", reward)
     name = made.rollout_id.rpartition("/")[0]
@@ -37,7 +37,7 @@ def played(number: int) -> Rollout:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps of ten groups each, and an evaluation."""
+    """Write a run with four steps of ten groups each, and an evaluation."""
     made = tmp_path_factory.mktemp("run")
     with RolloutWriter(made) as writer:
         for step in range(5):
@@ -61,7 +61,7 @@ def store(folder: Path) -> Iterator[RolloutStore]:
 
 
 def meets(row: TableRow, asked: Filters) -> bool:
-    """Whether a row meets the filters, looked at by itself."""
+    """Return whether a row, looked at by itself, meets the filters."""
     one = row.summary
     return all(
         [
@@ -101,7 +101,7 @@ FILTERS = st.lists(st.sampled_from([*ASKED]), unique=True, max_size=2).flatmap(
 
 
 def key(row: TableRow, sort: str) -> tuple[bool, Any]:
-    """What a row is sorted by; rows without a value come last."""
+    """Return a row's sort key; rows without a value come last."""
     names = {"task": "group_id", "stop": "stop_reason"}
     value = row.tool_errors if sort == "tool_errors" else getattr(row.summary, names.get(sort, sort))
     return value is None, value or 0 if value is None or isinstance(value, int | float) else value

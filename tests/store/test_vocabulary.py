@@ -1,4 +1,4 @@
-"""The vocabulary of a store: the bytes of each token id that occurs, kept once, and shown without the model."""
+"""A store's vocabulary: the bytes of each token id that occurs, stored once, and displayed without the model."""
 
 import shutil
 import sqlite3
@@ -18,7 +18,7 @@ from tests.store.test_store import group, rollout
 
 
 class Names:
-    """Token bytes, and what was asked for."""
+    """Gives token bytes, and records the requested ids."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -29,7 +29,7 @@ class Names:
 
 
 def spoken(name: str, ids: Sequence[int], model: str = "") -> Rollout:
-    """A rollout of one segment of these ids, none of them sampled."""
+    """Return a rollout of one segment with these ids, none of them sampled."""
     made = Segment(
         index=0,
         parent=None,

@@ -1,4 +1,4 @@
-"""A writer of a store whose thread meets errors: it goes on, says what is lost, and nobody waits for ever."""
+"""A store's writer whose thread meets errors: it continues, logs the losses, and never blocks a caller forever."""
 
 import errno
 import shutil

@@ -1,4 +1,4 @@
-"""What env tests stand on: the byte tokenizer, the script, the fake sandbox, and the contract check."""
+"""The building blocks of env tests: the byte tokenizer, the script, the fake sandbox, and the contract check."""
 
 import asyncio
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_json_too_deep_to_read_is_a_malformed_call() -> None:
 
 
 class Secret(ag.ToolEnv[ag.Task]):
-    """The secret is in the sandbox; naming it is worth 1."""
+    """The secret is in the sandbox; naming it earns 1."""
 
     sandbox_spec = ag.AnySandbox()
 
@@ -167,7 +167,7 @@ async def test_a_lease_is_given_back_also_on_an_error() -> None:
 
 
 class Generous(Secret):
-    """Pays the no-op too."""
+    """Rewards the no-op, too."""
 
     @ag.reward
     def thanks(self) -> float:
@@ -183,7 +183,7 @@ class Touchy(Secret):
 
 
 class Stubborn(Secret):
-    """Goes on when it is cancelled."""
+    """Continues when it is cancelled."""
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         try:
@@ -194,7 +194,7 @@ class Stubborn(Secret):
 
 
 class Moody(Secret):
-    """Asks something else each time, whatever the seed."""
+    """Has a different prompt each time, whatever the seed."""
 
     asked = 0
 

@@ -1,4 +1,4 @@
-"""Types of tools' parameters: what pydantic cannot read is named, and a signature is read into a model once."""
+"""Types of tools' parameters: those that pydantic cannot read are named, and a signature becomes a model only once."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class App:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the models that are made from now on."""
+    """Return a list that collects the names of models created during the test."""
     names: list[str] = []
     create: Callable[..., Any] = pydantic.create_model
 
@@ -137,7 +137,7 @@ def test_the_methods_of_many_objects_share_the_models_and_each_is_called_on_its_
 
 
 def choosing(hint: Any, default: Any = None) -> Callable[..., Any]:
-    """A function that is made anew for each task, with other types."""
+    """Return a new function with this parameter type and default."""
 
     def choose(what: Any = default) -> str:
         """Choose."""

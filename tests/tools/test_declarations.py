@@ -1,4 +1,4 @@
-"""What an env class declares wrongly is refused when the class is made, by name, with what to write."""
+"""Wrong declarations in an env class are refused when the class is created, by name, with the correction."""
 
 import asyncio
 import functools
@@ -35,7 +35,7 @@ def env(**parts: Any) -> type[ag.ToolEnv[ag.Task]]:
 
 
 def fresh(function: Any) -> Any:
-    """A copy of the function: a decorator marks what it is put on."""
+    """Return a copy of the function, since a decorator modifies the function that it gets."""
     made = FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
     made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
     made.__dict__.update(function.__dict__)

@@ -1,4 +1,4 @@
-"""Tools of an instance: the model is shown them, their arguments are checked, and forks and sub-agents have them."""
+"""Tools of an instance: the model sees them, their arguments are validated, and forks and sub-agents have them."""
 
 import asyncio
 import functools
@@ -42,7 +42,7 @@ async def add(a: int, b: int) -> int:
 
 
 def unchecked(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The check of a tool that takes anything."""
+    """Accept any arguments."""
     return arguments
 
 
@@ -97,7 +97,7 @@ def desk(*given: DynamicTool) -> type[Desk]:
 
 
 async def told(env: type[Desk], *script: Any) -> list[str]:
-    """The texts of the tools' messages behind the first turn of the root."""
+    """Return the texts of the tool messages after the root's first turn."""
     rollout = await ag.rollout(env, TASK, Scripted([*script, say("done")]))
     assert rollout.error is None
     return [message["content"] for message in rollout.segments[0].turns[0].env_messages]

@@ -1,4 +1,4 @@
-"""Schemas whose patterns cannot be searched for in linear time: what is left of them, and what they allow."""
+"""Schemas with patterns that cannot be matched in linear time: how they are simplified, and what they then allow."""
 
 from importlib.util import find_spec
 from typing import Any

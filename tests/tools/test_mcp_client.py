@@ -1,4 +1,4 @@
-"""The tools of real MCP servers, over stdin and stdout and over HTTP: offered, called, lost, and closed at the end."""
+"""Tools of real MCP servers, over stdin and stdout and over HTTP: listed, called, lost, and closed at the end."""
 
 import asyncio
 import subprocess
@@ -26,7 +26,7 @@ TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """A session for each rollout, or the one that `shared` holds; `waits` is set while the tool `wait` runs."""
+    """Has a session per rollout, or the one in `shared`; `waits` is set while the tool `wait` runs."""
 
     limits = ag.Limits(turns=4, seconds=3600)
     shared: ag.MCP | None = None
@@ -135,7 +135,7 @@ async def test_a_pattern_with_look_ahead_is_left_to_the_server_which_is_said_onc
 ) -> None:
     tries = calls(("lock", {"word": "oak7"}), ("lock", {"word": "oak"}), ("lock", {"word": "oak7", "times": "x"}))
     for _ in range(2):
-        rollout = await played(desk(command=[*COMMAND, "unsaid"]), tries)  # A name that no other test has used.
+        rollout = await played(desk(command=[*COMMAND, "unsaid"]), tries)  # warned about once per name, so it is new
         assert rollout.error is None
         sound, refused, wrong = told(rollout)
         assert (sound, refused) == ("locked", "error: Error executing tool lock: oak has no digit")

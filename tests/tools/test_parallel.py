@@ -1,4 +1,4 @@
-"""Calls of one turn that are declared parallel run at the same time, and end as if one had followed the other."""
+"""Calls of one turn that are declared parallel run concurrently, with the same outcome as if they had run in order."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """Its tools note when they begin and end; `open` opens a door that others wait at."""
+    """Its tools record when they start and end; `open` opens a door at which others wait."""
 
     limits = ag.Limits(turns=4, seconds=60)
 
@@ -98,7 +98,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
 last: list[Desk] = []
 both_wait = [asyncio.Event()]
-"""Set where a call has told that it and the one before it wait."""
+"""Set when a call reports that it and the one before it are waiting."""
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ async def played(*script: Any) -> ag.Rollout:
 
 
 async def timed(work: Coroutine[Any, Any, ag.Rollout]) -> tuple[float, ag.Rollout]:
-    """Return the seconds of the event loop's clock that the work took, and its result."""
+    """Return the work's duration by the event loop's clock, in seconds, and its result."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     rollout = await work
@@ -120,7 +120,7 @@ async def timed(work: Coroutine[Any, Any, ag.Rollout]) -> tuple[float, ag.Rollou
 
 
 def told(rollout: ag.Rollout) -> list[str]:
-    """The texts of the tool messages behind the first turn."""
+    """Return the texts of the tool messages after the first turn."""
     return [message["content"] for message in rollout.segments[0].turns[0].env_messages]
 
 
@@ -269,7 +269,7 @@ async def test_what_ends_slowly_is_waited_for_through_a_second_cancellation() ->
 
 
 class Capped(ag.ToolEnv[ag.Task]):
-    """Its tool notes how many of its calls run, and lets the others go on while it waits."""
+    """Its tool records how many of its calls are running, and yields to the others while it waits."""
 
     limits = ag.Limits(parallel_calls=2)
 

@@ -1,4 +1,6 @@
-"""What a tool returned as the model reads it: JSON, whole and the same in every process, or an error that names why."""
+"""A tool's return value as the model reads it: complete JSON, the same in every process, or an error with the
+reason.
+"""
 
 import enum
 import os

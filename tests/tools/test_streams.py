@@ -1,4 +1,4 @@
-"""A tool that yields text: it is shown on the log while the tool runs, and the model reads it in one."""
+"""A tool that yields text: it is logged while the tool runs, and the model reads all of it as one result."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator whose wrapper is no generator function."""
+    """Wrap the function in one that is not a generator function."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ async def test_each_piece_is_logged_when_it_comes_and_the_model_reads_all_of_the
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            shop.shown.set()  # The tool waits for this: its text is shown before it has ended.
+            shop.shown.set()  # The tool waits for this, so its text is logged before it has ended.
 
     logger = logging.getLogger("agentgym.tools")
     logger.addHandler(handler := Handler())
@@ -167,7 +167,7 @@ async def test_a_stop_that_is_yielded_ends_the_tool_and_the_rollout() -> None:
 
 
 class Endless(ag.ToolEnv[ag.Task]):
-    """Its tools give pieces without end, and await nothing."""
+    """Its tools yield endlessly, and await nothing."""
 
     limits = ag.Limits(turns=4, context_tokens=10**9)
 

@@ -1,4 +1,4 @@
-"""Tools: one signature gives schema, validation and call; a tool's failure is an answer the model reads."""
+"""Tools: one signature gives schema, validation and call; a tool's failure is a message to the model."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ class Point(BaseModel):
 
 
 class Desk:
-    """Tools need no env around them."""
+    """Tools work without an env."""
 
     def __init__(self) -> None:
         self.ran: list[object] = []
@@ -208,7 +208,7 @@ async def test_a_plain_tool_never_blocks_the_loop() -> None:
 async def test_a_plain_tool_that_hangs_is_answered_as_timed_out_and_its_late_end_harms_nothing() -> None:
     desk, complaints = Desk(), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda loop, complaint: complaints.append(complaint))
-    while desk.thread is None:  # A call whose thread had not begun by then does nothing.
+    while desk.thread is None:  # A call does nothing if its thread had not started by its time limit.
         result = await dispatch(desk, "hang", {})
         assert result.content == "error: tool 'hang' timed out after 0.01 s"
     desk.free.set()

@@ -1,4 +1,4 @@
-"""What a tool's own code does wrong: the model reads it, the log shows it once, and it is counted by tool."""
+"""Mistakes in a tool's own code: the model reads them, the log shows them once, and they are counted by tool."""
 
 import asyncio
 import functools
@@ -30,7 +30,7 @@ class Note(BaseModel):
 
 
 def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator whose wrapper is no coroutine function."""
+    """Wrap the function in one that is not a coroutine function."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -232,7 +232,7 @@ async def test_the_logged_traceback_of_a_tool_has_the_users_frames_alone(caplog:
 def test_the_logged_traceback_of_a_mistake_in_agentgym_keeps_its_frames(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(AttributeError) as wrong:
         failures.encodable(7)  # type: ignore[arg-type]  # as a mistake of ours would
-    error = wrong.value.with_traceback(wrong.tb.tb_next)  # without the frame of this file
+    error = wrong.value.with_traceback(wrong.tb.tb_next)  # without this file's frame
     failures.log_once("tool 'ours'", error, failures.encodable)
     assert caplog.records[0].exc_info is not None
     frames = traceback.extract_tb(caplog.records[0].exc_info[2])

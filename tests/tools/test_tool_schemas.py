@@ -1,4 +1,4 @@
-"""What the model is told about a tool: one schema, read from the signature."""
+"""The description of a tool that the model gets: one schema, read from the signature."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ class Point(BaseModel):
 
 
 class Desk:
-    """Tools need no env around them."""
+    """Tools work without an env."""
 
     @ag.tool
     async def search(

@@ -1,4 +1,4 @@
-"""Blocking work: the loop goes on, and what nobody waits for is interrupted."""
+"""Blocking work: the event loop keeps running, and work whose caller has gone is interrupted."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ async def ended(thread: threading.Thread) -> None:
 
 
 class Busy:
-    """Computes for ever, in a plain Python loop."""
+    """Computes forever, in a plain Python loop."""
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
@@ -63,7 +63,7 @@ async def test_a_tool_that_computes_for_ever_is_ended_at_its_limit_and_the_loop_
             beats += 1
 
     beating = asyncio.create_task(beat())
-    while busy.thread is None:  # A call whose thread had not begun by then does nothing.
+    while busy.thread is None:  # A call does nothing if its thread had not started by its time limit.
         result = await dispatch(busy, name, {})
         assert (result.error, result.content) == (True, f"error: tool {name!r} timed out after 0.2 s")
     beating.cancel()
@@ -103,7 +103,7 @@ async def test_work_that_returned_is_not_interrupted_while_its_thread_still_tell
     loop, returned, go_on = asyncio.get_running_loop(), threading.Event(), threading.Event()
 
     class Slow:
-        """A loop that takes its time to hear of a result."""
+        """A loop that is slow to receive a result."""
 
         def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
             returned.set()
@@ -208,8 +208,8 @@ async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
         found.append(threading.current_thread())
         loop.call_soon_threadsafe(inside.set)
         with suppress(threads.Interrupted):
-            release.wait()  # one call of C
-        release.wait()  # the interruption may have come before it
+            release.wait()  # one C call
+        release.wait()  # the interrupt may have come before that call
 
     working = asyncio.create_task(in_own_thread(wait))
     await inside.wait()

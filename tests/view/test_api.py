@@ -1,4 +1,4 @@
-"""The addresses of the viewer: what they answer agrees with the run's folder, and every query is answered."""
+"""The viewer's API: its responses agree with the run's folder, and every query gets a response."""
 
 import json
 import math
@@ -103,12 +103,12 @@ def test_a_line_that_is_passed_on_as_it_is_says_what_one_that_was_read_says(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentgym.view.metrics._plain_row", lambda line: None)
         read = metric_rows(folder).as_json()
-    same = whole_characters(json.dumps(strictly(found), ensure_ascii=False))  # what was read has no half characters
+    same = whole_characters(json.dumps(strictly(found), ensure_ascii=False))  # read back without lone surrogates
     assert json.loads(same) == strictly(read)
 
 
 def strictly(text: bytes) -> Any:
-    """A text read as a browser reads JSON."""
+    """Parse a text as strictly as a browser parses JSON."""
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
@@ -403,7 +403,7 @@ def test_metrics_are_read_on_from_where_they_were_and_anew_where_they_were_cut(t
         assert (found["lines"], found["steps_done"]) == (6, 5)
         assert get(asked, "/api/runs")["runs"][0]["reward_last"] == 0.75
         (run / "fresh").write_bytes(before[: before.index(b"\n") + 1])
-        (run / "fresh").replace(path)  # as a run that is resumed does
+        (run / "fresh").replace(path)  # as a resumed run does
         found = get(asked, f"{base}/state")
     assert (found["lines"], found["steps_done"]) == (1, 0)
 
@@ -435,7 +435,7 @@ def test_a_process_of_another_user_runs(
     for path in run.iterdir():
         os.utime(path, (0, 0))
 
-    def refused(process: int, number: int) -> None:  # root, who may run the tests, is never refused
+    def refused(process: int, number: int) -> None:  # the tests may run as root, who is never refused
         raise refusal
 
     monkeypatch.setattr("agentgym.view.runs.os.kill", refused)

@@ -1,4 +1,4 @@
-"""Messages as blocks: nothing of a text is lost, and whatever a message holds has a form."""
+"""Messages as blocks: no part of a text is lost, and any message can be displayed."""
 
 from typing import Any
 
@@ -125,13 +125,13 @@ def test_whatever_a_message_holds_has_a_form(message: Any) -> None:
 
 @pytest.mark.parametrize(("begin", "on"), [("```", "a"), ("```", " "), ("~~~", "~"), ("```a", " `")])
 def test_a_line_that_only_begins_like_a_fence_is_read_once(begin: str, on: str) -> None:
-    """What gives back a letter at a time reads such a line as many times as it has letters: for minutes."""
+    """An expression that backtracks character by character reads the line once per character, for minutes."""
     line = begin + on * 500_000
     assert list(text_blocks(line, Colors())) == [{"kind": "text", "text": line}]
 
 
 def test_an_edit_of_many_lines_that_are_nearly_alike_is_compared_by_whole_lines() -> None:
-    """A comparison of letters within so many lines takes minutes."""
+    """A comparison by letters within this many lines takes minutes."""
     old, new = ([f"number {place:04d}{end}" for place in range(490)] for end in "xy")
     call = {
         "function": {"name": "edit", "arguments": {"old": "\n".join(old), "new": "\n".join(["same", *new, "same"])}}
@@ -151,12 +151,12 @@ def test_of_very_many_edits_the_first_are_compared_and_all_are_shown() -> None:
     ("language", "text"), [("python", "\t\n" * 9_000 + "x"), ("java", "a " * 9_000), ("console", "(" * 19_000)]
 )
 def test_long_lines_and_wide_gaps_of_code_are_shown_plain(language: str, text: str) -> None:
-    """The expressions of these languages take seconds to minutes on them."""
+    """The highlighters of these languages take seconds to minutes on them."""
     assert Colors().of(text, language) == [("", text)]
 
 
 def test_code_whose_colors_take_too_long_is_shown_plain() -> None:
-    """Each of these comments is looked for up to the end of the text."""
+    """The end of each of these comments is searched up to the end of the text."""
     text = "/*\n" * 6_000
     assert spans(text, "javascript", within=0.0) == [("", text)]
     colors = Colors(seconds=0.0)

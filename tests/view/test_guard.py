@@ -1,4 +1,4 @@
-"""The guard of the viewer: who is answered, and what a browser may do with the answers."""
+"""The viewer's guard: who gets a response, and what a browser may do with it."""
 
 import asyncio
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_the_first_visit_leaves_a_cookie_and_an_address_without_the_token(tmp_pa
 
 
 def test_a_browser_brings_the_cookie_to_no_other_server_on_the_machine(tmp_path: Path) -> None:
-    """Cookies know no ports: only their path keeps them from whatever else is opened on 127.0.0.1."""
+    """Cookies don't depend on ports: only their path keeps them from other servers on 127.0.0.1."""
     with client(tmp_path, token=TOKEN) as asked:
         answer = asked.get(f"/?token={TOKEN}")
         place = answer.headers["location"]
@@ -117,7 +117,7 @@ def test_every_answer_forbids_scripts_of_others_frames_and_guessing_of_types(tmp
 
 
 def status_of(path: str) -> int:
-    """What the server answers to a path as it is, which no client has made a better one of."""
+    """Return the status for a path that no client has normalized."""
     app = application(Runs([]), Indexing(), token=None, hosts=HOSTS)
     said: list[Any] = []
 

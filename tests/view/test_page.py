@@ -1,4 +1,4 @@
-"""The files of the viewer's page: small, whole, and without any way to make markup of a text."""
+"""The files of the viewer's page: small, complete, and unable to turn text into markup."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Full-text search: every text may be asked for, and the index follows the store without holding it up."""
+"""Full-text search: any text is a valid query, and the index follows the store without blocking its writer."""
 
 import os
 import sqlite3
@@ -155,7 +155,7 @@ def test_what_a_resumed_run_has_cut_is_found_no_more(tmp_path: Path) -> None:
     add_rollouts(tmp_path, ["late/0", "late/1"], step=1)
     index = indexed(run, tmp_path)
     assert index.numbers("late") == [4, 5]
-    add_rollouts(tmp_path, ["again/0", "again/1"], step=1, done=1)  # with the numbers of those that were cut
+    add_rollouts(tmp_path, ["again/0", "again/1"], step=1, done=1)  # they reuse the numbers of those that were cut
     while index.advance():
         pass
     assert index.numbers("late") == []
@@ -249,7 +249,7 @@ def test_indexes_that_nobody_uses_and_the_oldest_of_too_many_are_removed(
 
 def test_indexing_writes_nothing_to_the_store(tmp_path: Path) -> None:
     run = written(tmp_path)
-    with sqlite3.connect(tmp_path / FILE) as holder:  # whoever wanted to write would have to wait
+    with sqlite3.connect(tmp_path / FILE) as holder:  # another writer would have to wait
         holder.execute("BEGIN IMMEDIATE")
         assert indexed(run, tmp_path).indexed() == len(SAID)
         holder.rollback()
@@ -320,7 +320,7 @@ def test_an_index_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest
         assert "rollout 1" in indexing.why(run)
         store.execute("UPDATE rollouts SET detail = ? WHERE number = 1", sound)
         store.commit()
-        assert indexing.of(run) is None  # not at once: a store that stays damaged is not read all the time
+        assert indexing.of(run) is None  # not immediately, so that a store that stays damaged isn't read all the time
         monkeypatch.setattr("agentgym.view.search.indexing.TRY_AGAIN_S", 0.0)
         assert indexing.wait_for(run, len(SAID)) == len(SAID)
     store.close()
@@ -351,7 +351,7 @@ def test_on_a_full_disk_the_index_goes_elsewhere(tmp_path: Path, cache: Path, mo
     connected = index_module._connected
 
     def with_little_room(path: Path, mode: str = "rwc") -> sqlite3.Connection:
-        """A connection to a file that is full where it is in the cache, as SQLite itself says it."""
+        """Open a connection that reports a full disk if its file is in the cache, by SQLite's own means."""
         index = connected(path, mode)
         if path.is_relative_to(cache):
             index.execute("PRAGMA max_page_count = 1")

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def viewer(*args: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A viewer that answers, and the address that it printed."""
+    """Start a viewer that responds, and yield it with the URL that it printed."""
     command = [sys.executable, "-m", "agentgym", "view", *map(str, args), "--no-browser"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -44,7 +44,7 @@ def viewer(*args: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def opened(address: str) -> str:
-    """What a browser that keeps cookies and follows redirects gets."""
+    """Return the response that a browser with cookies and redirects would get."""
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
     with browser.open(address) as answer:
         return str(answer.read().decode())
@@ -60,7 +60,7 @@ def test_it_prints_its_address_and_answers_whoever_opens_it_and_nobody_else(tmp_
         with pytest.raises(urllib.error.HTTPError, match="403"):
             opened(f"{place}api/runs")
         port = int(place.split(":")[2].rstrip("/"))
-        with pytest.raises(ConnectionRefusedError):  # it listens on this machine's own address alone
+        with pytest.raises(ConnectionRefusedError):  # it only listens on the loopback address
             socket.create_connection(("127.0.0.2", port))
 
 
@@ -180,7 +180,7 @@ def test_without_its_packages_one_line_says_what_to_install(tmp_path: Path) -> N
 
 
 def test_a_reader_that_stays_never_blocks_the_writer(tmp_path: Path) -> None:
-    """The longest read that there can be is open all the time; what is written meanwhile is on disk, none is lost."""
+    """The longest possible read is open all the time; data written meanwhile is on disk, and none is lost."""
     make_run(tmp_path)
     with RolloutStore(tmp_path) as reader, reader.one_moment():
         before = len(reader)
@@ -191,7 +191,7 @@ def test_a_reader_that_stays_never_blocks_the_writer(tmp_path: Path) -> None:
                 with RolloutStore(tmp_path) as other:
                     assert len(other) == before + number + 1
         assert writer.lost == 0
-        assert len(reader) == before  # it still sees the moment at which it began
+        assert len(reader) == before  # it still sees the state at which it started
 
 
 def test_a_name_of_a_file_that_would_steer_the_terminal_is_escaped_in_the_log(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The time of a rollout in pieces: where it was, and said so where it is only laid out."""
+"""A rollout's time in pieces: placed where they happened, or laid out one after another and labeled as such."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Run folders from strangers: every command ends with a documented exit code and a message, and changes nothing
-outside.
-"""
+"""Run folders from strangers: every command ends with a documented exit code and message, and no other changes."""
 
 import shutil
 from collections.abc import Iterator, Sequence

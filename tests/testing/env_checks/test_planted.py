@@ -1,4 +1,4 @@
-"""Every mistake that is planted in an env is found, in words that name what to change; all of them in one report."""
+"""Every mistake that is planted in an env is found, with a message that names the fix, and all are reported."""
 
 import sqlite3
 import tempfile
@@ -19,13 +19,13 @@ PLANTED = sorted(Path(__file__).with_name("planted").glob("*.py"))
 
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the mistakes leave in the temporary folder is removed with the test's own."""
+    """Redirect temporary files to the test's folder, with which the mistakes' leftovers are removed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
 def loaded() -> Iterator[Callable[[Path], ModuleType]]:
-    """Loads modules with mistakes; what the mistakes leave is ended after the test."""
+    """Yield a function that loads a module with a mistake; its leftovers are ended after the test."""
     modules: list[ModuleType] = []
 
     def load_it(path: Path) -> ModuleType:
@@ -42,7 +42,7 @@ def loaded() -> Iterator[Callable[[Path], ModuleType]]:
 
 
 async def checked(planted: ModuleType) -> None:
-    """The check of the env with the mistake; some mistakes are refused as soon as the class is made."""
+    """Check the env with the mistake; some mistakes are refused as soon as the class is created."""
     env = planted.planted() if hasattr(planted, "planted") else planted.Planted
     task, oracle = getattr(planted, "TASK", looking.TASK), getattr(planted, "ORACLE", looking.ORACLE)
     await check_env(env, task, oracle=oracle, **getattr(planted, "OPTIONS", {}))

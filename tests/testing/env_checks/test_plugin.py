@@ -1,4 +1,4 @@
-"""The pytest plugin in a project of one's own: an empty folder, the wheel, and no configuration."""
+"""The pytest plugin in a user's project: an empty folder, the wheel, and no configuration."""
 
 import os
 import re
@@ -15,7 +15,7 @@ PROJECTS = Path(__file__).with_name("projects")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, unpacked where Python finds it before any other agentgym."""
+    """Return the unpacked wheel of this checkout, for a path that precedes any other agentgym."""
     out = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -25,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def play(site: Path, folder: Path, *arguments: str) -> str:
-    """What pytest prints in that folder."""
+    """Run pytest in that folder and return its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment |= {"PYTHONPATH": f"{site}:{folder}", "OMP_NUM_THREADS": "1", "COLUMNS": "200", "TMPDIR": str(folder)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
@@ -34,7 +34,7 @@ def play(site: Path, folder: Path, *arguments: str) -> str:
 
 
 def project(folder: Path, name: str) -> Path:
-    """A folder with that test file alone."""
+    """Write that test file alone into the folder, and return the folder."""
     (folder / f"test_{name}.py").write_text((PROJECTS / f"{name}.py").read_text())
     return folder
 

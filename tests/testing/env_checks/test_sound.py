@@ -1,4 +1,4 @@
-"""A sound env passes its check and leaves nothing; a real sandbox is used where there is one."""
+"""A sound env passes its check and leaves nothing behind; a real sandbox is used if there is one."""
 
 import asyncio
 import subprocess
@@ -71,7 +71,7 @@ async def test_a_pool_of_real_sandboxes_leaves_nothing_that_is_held_against_the_
 
 
 class Nowhere:
-    """A sandbox that cannot be had."""
+    """A sandbox that cannot be opened."""
 
     @asynccontextmanager
     async def open(self, size: int) -> AsyncIterator[SandboxPool]:

@@ -1,4 +1,4 @@
-"""The page without a mouse, in dark and light, and for readers who do not see it."""
+"""The page without a mouse, in dark and light mode, and with a screen reader."""
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -15,7 +15,7 @@ MAIN_PAGES = (
 
 
 def address_of(name: str, run: str, made: Made) -> str:
-    """The route of a page of the run with compaction."""
+    """Return the route of a page about the run with compaction."""
     with RolloutStore(made.compaction) as store:
         best = next(one for one in store.find(order="best", phase="train") if one.advantages[0])
         group = [one.number for one in store.summaries(step=best.step, phase="train", ids=[best.rollout.group_id])]

@@ -1,4 +1,4 @@
-"""Text from models and tools stays text: nothing of it runs, is fetched, or turns the direction of the page."""
+"""Text from models and tools stays text: none of it runs, is fetched, or changes the page's text direction."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ HIDDEN = r"[\u0000-\u0008\u000b-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2066-\u2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The name of the folder is hostile, too, as far as file systems let it be.
+    # The folder's name is hostile, too, as far as file systems allow.
     return write_hostile(tmp_path_factory.mktemp("hostile").resolve() / "<img src=x onerror=alert(0)>")
 
 
@@ -52,7 +52,7 @@ PAGES = {
 
 
 def opened_all(page: Page) -> None:
-    """Open everything that is folded, as a reader would."""
+    """Expand everything that is collapsed, as a reader would."""
     for more in page.locator("main .more").all():
         more.click()
     page.locator("main details:not([open])").evaluate_all("all => all.forEach(one => { one.open = true; })")
@@ -108,7 +108,7 @@ def test_a_link_with_a_script_in_it_leads_to_a_sentence(hostile: Watched) -> Non
     ):
         page = hostile.open(route)
         assert page.locator(OUTSIDE_ELEMENTS).count() == 0
-    hostile.faults[:] = [fault for fault in hostile.faults if "404" not in fault]  # the browser logs the answer itself
+    hostile.faults[:] = [fault for fault in hostile.faults if "404" not in fault]  # logged by the browser
 
 
 def test_the_page_asks_for_a_policy_that_lets_no_inline_script_run(hostile: Watched) -> None:

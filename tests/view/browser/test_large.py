@@ -1,4 +1,4 @@
-"""Long rollouts: what is drawn is bounded by the window, not by the rollout."""
+"""Long rollouts: the number of rendered elements is bounded by the window, not by the rollout."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ WORDS = [b" the", b" value", b"\n", b" of", b" key", b" is", b"42", b"."]
 
 
 def long_segment() -> Segment:
-    """Turns of 300 sampled tokens, each answered by 200."""
+    """Return a segment of turns that each have 300 sampled tokens, next to 200 tokens of context."""
     size = TOKENS // TURNS
     turns = tuple(
         Turn(
@@ -72,7 +72,7 @@ def large(opened: Open, large_address: str) -> Watched:
 
 
 def drawn(page: Page) -> list[int]:
-    """The indices of the tokens that are on the page."""
+    """Return the indices of the tokens on the page."""
     found = page.locator(".tokens [data-i]").evaluate_all("all => all.map(t => Number(t.dataset.i))")
     return [int(index) for index in found]
 

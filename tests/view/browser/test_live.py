@@ -1,4 +1,4 @@
-"""A page that is open while its run goes on: what is new is added, and what is read stays where it is."""
+"""A page that is open during its run: new data is added, and the rows in view stay in place."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ MORE_POINTS = (
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run that goes on for longer than the tests take."""
+    """Yield a run that lasts longer than the tests."""
     folder = tmp_path_factory.mktemp("live").resolve() / "long"
     process = start_recipe("chase_grpo", folder, "--max-steps", "2000", "--eval-tasks", "0", "--save-every", "1000")
     yield folder

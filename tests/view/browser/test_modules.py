@@ -1,4 +1,4 @@
-"""Modules of the page, called one by one in the browser."""
+"""The page's modules, each called by itself in the browser."""
 
 import sys
 import unicodedata
@@ -9,12 +9,12 @@ import pytest
 from tests.view.browser.viewer import Watched
 
 INVISIBLE = {"Cc", "Cf", "Zl", "Zp"}
-"""Categories of characters that are never seen, or that act."""
+"""Categories of invisible characters and control characters."""
 WRITTEN = {"\n", "\t"}
 
 
 def call(viewer: Watched, module: str, name: str, *values: Any) -> Any:
-    """The answer of a function that a module exports."""
+    """Return the result of a function that a module exports."""
     source = f"async values => (await import(new URL('{module}', document.baseURI))).{name}(...values)"
     return viewer.page.evaluate(source, list(values))
 

@@ -1,4 +1,4 @@
-"""One rollout: its segments, its tokens as the store has them, and another one beside it."""
+"""One rollout: its segments, its tokens as in the store, and another rollout next to it."""
 
 import re
 
@@ -13,13 +13,13 @@ from tests.view.browser.viewer import Watched
 
 
 def with_kind(store: RolloutStore, kind: SegmentKind, least: int = 1) -> StoredRollout:
-    """A rollout that was trained on and has such segments."""
+    """Return a trained rollout with at least this many segments of that kind."""
     kinds = ((one, [segment.kind for segment in one.rollout.segments]) for one in store.find(phase="train"))
     return next(one for one, found in kinds if found.count(kind) >= least and one.advantages[0] is not None)
 
 
 def drawn_tokens(page: Page) -> list[tuple[int, str]]:
-    """Index and classes of every token on the page, in order."""
+    """Return the index and classes of every token on the page, in order."""
     found = page.locator(".tokens [data-i]").evaluate_all("all => all.map(t => [Number(t.dataset.i), t.className])")
     return [(int(index), str(classes)) for index, classes in found]
 
@@ -121,7 +121,7 @@ def test_the_color_of_the_tokens_is_chosen_by_button_and_kept_in_the_address(
 def test_no_number_of_the_axis_of_a_group_is_cut_off(viewer: Watched, routes: Routes, made: Made) -> None:
     with RolloutStore(made.grpo) as store:
         one = next(iter(store.find(order="worst", phase="eval_before")))
-    assert one.rollout.reward == 0  # it is alone, and the axis reaches as far to both sides of 0
+    assert one.rollout.reward == 0  # it is the only one, so the axis is symmetric around 0
     page = viewer.open(f"#/{routes.grpo}/group?phase=eval_before&step={one.step}&task={one.rollout.group_id}")
     axis = page.locator("th.axis svg")
     expect(axis).to_be_visible()
@@ -163,4 +163,4 @@ def test_the_time_of_a_rollout_is_drawn_as_a_waterfall(viewer: Watched, routes: 
 def test_a_link_to_a_rollout_that_is_not_there_says_so(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.grpo}/rollout/999999")
     expect(page.locator(".empty")).to_contain_text("there is no rollout 999999")
-    viewer.faults[:] = [fault for fault in viewer.faults if "404" not in fault]  # the browser logs the answer itself
+    viewer.faults[:] = [fault for fault in viewer.faults if "404" not in fault]  # the browser itself logs the response

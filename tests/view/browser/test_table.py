@@ -1,4 +1,4 @@
-"""The table of rollouts: filtered, searched, sorted, and shared by its address."""
+"""The table of rollouts: filtered, searched, sorted, and shared by its URL."""
 
 from playwright.sync_api import expect
 
@@ -95,9 +95,7 @@ def test_a_search_finds_what_was_said_and_marks_it(viewer: Watched, routes: Rout
     expect(page.locator(".count")).to_have_text(f"{found} rollouts of {whole}")
     expect(page.locator(".grid .row mark").first).to_have_text("Summarise")
     page.keyboard.press("Escape")
-    expect(page.get_by_label("Search what was said")).to_have_value(
-        "Summarise"
-    )  # as long as the table is filtered by it
+    expect(page.get_by_label("Search what was said")).to_have_value("Summarise")  # it stays while it filters the table
     expect(page.get_by_label("Search what was said")).not_to_be_focused()
 
 
@@ -126,4 +124,4 @@ def test_a_filter_that_nothing_meets_says_what_to_do(viewer: Watched, routes: Ro
 def test_a_reward_that_is_no_number_is_refused_with_a_sentence(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.grpo}/rollouts?reward_from=much")
     expect(page.locator(".empty")).to_contain_text("reward_from: must be a number")
-    viewer.faults[:] = [fault for fault in viewer.faults if "400" not in fault]  # the browser logs the answer itself
+    viewer.faults[:] = [fault for fault in viewer.faults if "400" not in fault]  # the browser itself logs the response

@@ -1,4 +1,4 @@
-"""Lines of a report: runs that differ in nothing but their seed are one, and their spread is that of the seeds."""
+"""The lines of a report: runs that differ only in their seed share a line, which shows the spread over seeds."""
 
 from pathlib import Path
 

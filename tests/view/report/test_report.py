@@ -1,4 +1,4 @@
-"""`agentgym report`: one inert HTML file and its plots, of runs, of evaluations, and of a run that goes on."""
+"""`agentgym report`: one inert HTML file with its plots, for runs, evaluations, and a run that is still active."""
 
 import base64
 import json
@@ -22,11 +22,11 @@ HOSTILE = (
     "</pre></details><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\x00\N{RIGHT-TO-LEFT OVERRIDE}"
     "\ud800<!-- --> &lt; ]]> javascript:alert(3) $\\frac{1}{"
 )
-"""What a model might write, to be run, rendered or to break what shows it."""
+"""Text that a model might write to be executed, rendered, or to break the page."""
 
 
 class Tags(HTMLParser):
-    """The tags of a page with their attributes, its headings, and its text."""
+    """Collects a page's tags with their attributes, its headings, and its text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Tags(HTMLParser):
 
 
 def reported(capsys: pytest.CaptureFixture[str], *args: object) -> Tags:
-    """The page that the command writes."""
+    """Run the command and return the page that it writes."""
     assert cli.main(["report", *map(str, args)]) == 0, capsys.readouterr().err
     path = Path(capsys.readouterr().out.partition(": ")[0])
     return Tags(path.read_text())
@@ -336,7 +336,7 @@ def test_the_metrics_at_the_end_are_those_of_the_log(tmp_path: Path) -> None:
 
 
 def test_how_rollouts_ended_is_a_share_of_all_rollouts_with_a_reward(tmp_path: Path) -> None:
-    """Steps of 90, 10 and no such rollouts, of which 9, 10 and none ended in an answer."""
+    """Steps with 90, 10 and 0 such rollouts, of which 9, 10 and 0 ended in an answer."""
     folder = write_run(tmp_path / "a", [0.1], metrics={"rollouts/finished": 90, "stop/answer": 0.1})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "rollouts/finished": 10, "stop/answer": 1.0}\n')
