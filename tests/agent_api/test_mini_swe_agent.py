@@ -68,13 +68,13 @@ async def trajectories(count: int, folder: Path) -> None:
     check_exact(engine, rollouts)
 
 
-async def test_trajectories_of_mini_swe_agent_are_trained_once_with_the_ids_that_were_sampled(tmp_path: Path) -> None:
+async def test_trajectories_of_mini_swe_agent_are_trained_once_as_sampled(tmp_path: Path) -> None:
     await trajectories(3, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.proof
-async def test_50_trajectories_of_mini_swe_agent_are_trained_once_with_the_ids_that_were_sampled(
+async def test_50_trajectories_of_mini_swe_agent_are_trained_once_as_sampled(
     tmp_path: Path,
 ) -> None:
     await trajectories(50, tmp_path)
@@ -100,7 +100,7 @@ class Mini(ag.AgentEnv[ag.Task]):
 
 
 @pytest.mark.slow
-async def test_the_command_of_mini_swe_agent_plays_in_a_sandbox() -> None:
+async def test_the_mini_swe_agent_command_runs_in_a_sandbox() -> None:
     if shutil.which("mini", path=str(Path(sys.executable).parent)) is None:
         pytest.skip("mini-swe-agent is not installed")
     script = [call("bash", command="echo hello > out.txt"), call("bash", command=DONE)]

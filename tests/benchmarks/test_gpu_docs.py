@@ -92,12 +92,12 @@ def check_server(words: list[str]) -> None:
     assert str(asked.context_length) == launched[launched.index("--context-length") + 1]
 
 
-def test_both_recipes_and_servers_have_commands() -> None:
+def test_recipes_and_servers_have_commands() -> None:
     for part in ("recipes.qwen3_4b_grpo", "recipes.qwen3_8b_grpo_8gpu", "sglang.launch_server", "--nnodes"):
         assert any(part in command for command in COMMANDS), part
 
 
-def test_every_flag_in_the_text_is_one_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_in_the_text_belongs_to_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         settings(qwen3_4b_grpo.RECIPE, ["--help"])
     known = set(re.findall(r"--(?:no-)?([a-z][\w.-]*)", capsys.readouterr().out))
@@ -107,14 +107,14 @@ def test_every_flag_in_the_text_is_one_of_a_recipe(capsys: pytest.CaptureFixture
     assert sorted(asked - known - OF_OTHERS) == []
 
 
-def test_the_table_of_the_guide_is_what_the_policy_without_weights_counts() -> None:
+def test_the_guides_memory_table_matches_the_counted_policy() -> None:
     named = {name: rows(counted(name), 16_384) for name in SHAPES}
     lines = [f"| {line} | {' | '.join(named[name][line] for name in SHAPES)} |" for line in named["Qwen3-4B"]]
     assert "\n".join(lines) in GUIDE
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_counts_are_those_of_the_published_dimensions(name: str) -> None:
+def test_the_counts_match_the_published_dimensions(name: str) -> None:
     """Each weight counted by hand: q and o, k and v, the MLP, the norms, embedding and output layer."""
     shape, found = SHAPES[name], counted(name)
     heads, kv_heads = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -132,7 +132,7 @@ def test_the_counts_are_those_of_the_published_dimensions(name: str) -> None:
     assert found.full_layer_bytes < found.layer_bytes  # no float32 inputs of adapters
 
 
-def test_a_layer_keeps_no_less_than_its_products_need() -> None:
+def test_a_layer_keeps_at_least_what_its_products_need() -> None:
     """A layer must keep at least the inputs of the MLP's product, of attention, and of the adapters in float32."""
     shape, found = SHAPES["Qwen3-4B"], counted("Qwen3-4B")
     heads = shape.heads * shape.head_dim
@@ -145,7 +145,7 @@ LENGTHS = [1000 * answer for answer in range(1, 9)]
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
-def test_the_tokens_of_each_layout_are_those_of_the_guide(layout: Layout) -> None:
+def test_the_guide_has_the_token_counts_of_each_layout(layout: Layout) -> None:
     rng = np.random.default_rng(0)
     prompt = rng.integers(1, 500, 1000).tolist()
     answers = [rng.integers(1, 500, length).tolist() for length in LENGTHS]
@@ -157,7 +157,7 @@ def test_the_tokens_of_each_layout_are_those_of_the_guide(layout: Layout) -> Non
 
 
 @pytest.mark.parametrize("run", [qwen3_4b_grpo.RECIPE, qwen3_8b_grpo_8gpu.RECIPE])
-def test_a_recipe_fits_80_gb_by_the_count(run: ag.RunConfig) -> None:
+def test_a_recipe_fits_into_80_gb_by_the_count(run: ag.RunConfig) -> None:
     memory = counted(str(run.model).removeprefix("Qwen/"))
     assert run.train.gradient_checkpointing
     assert run.train.max_tokens_per_microbatch is not None
@@ -172,7 +172,7 @@ def test_a_recipe_fits_80_gb_by_the_count(run: ag.RunConfig) -> None:
         assert trained + share * free < 0.9 * 79 * GIB
 
 
-def test_what_8b_takes_on_one_gpu_is_the_count() -> None:
+def test_the_guides_numbers_for_8b_on_one_gpu_match_the_count() -> None:
     memory, run = counted("Qwen3-8B"), qwen3_4b_grpo.RECIPE
     assert run.train.max_tokens_per_microbatch is not None
     state = memory.total_bytes(0, gpus=1) / GIB  # before the first row

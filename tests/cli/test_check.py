@@ -58,7 +58,7 @@ def test_a_sound_env_is_found_by_each_of_its_names(check: Check, name: str) -> N
     assert done.stdout == "hello (hello.env:Hello), task '31' with its oracle: nothing is wrong\n"
 
 
-def test_a_name_beside_a_file_of_that_name_is_told_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_also_a_file_name_gets_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("calc.py").write_text(TEXT)
     with pytest.raises(
@@ -67,7 +67,7 @@ def test_a_name_beside_a_file_of_that_name_is_told_the_file(tmp_path: Path, monk
         find("calc")
 
 
-def test_it_is_found_by_its_name_from_its_own_folder(check: Check, tmp_path: Path) -> None:
+def test_an_env_is_found_by_name_in_its_own_folder(check: Check, tmp_path: Path) -> None:
     done = check("hello", "--number", "3", "--split", "test", folder=tmp_path / "hello")
     assert done.stdout == "hello (hello.env:Hello), task '83' with its oracle: nothing is wrong\n", done.stderr
 
@@ -78,7 +78,7 @@ def test_an_env_is_found_by_the_path_of_its_folder(monkeypatch: pytest.MonkeyPat
     assert find(path) is find("envs.terminal.env:Terminal")
 
 
-def test_each_finding_says_what_to_change_and_the_exit_code_is_1(check: Check, tmp_path: Path) -> None:
+def test_each_finding_names_the_fix_and_the_exit_code_is_1(check: Check, tmp_path: Path) -> None:
     (tmp_path / "hello/env.py").write_text(TEXT.replace("return float(str(", "return 1.0  # float(str("))
     done = check("hello")
     assert done.returncode == 1
@@ -90,7 +90,7 @@ def test_each_finding_says_what_to_change_and_the_exit_code_is_1(check: Check, t
     assert check("hello", "--idle-is-right").returncode == 0
 
 
-def test_an_env_without_an_oracle_is_told_what_was_not_checked(check: Check, tmp_path: Path) -> None:
+def test_without_an_oracle_the_report_says_what_was_not_checked(check: Check, tmp_path: Path) -> None:
     (tmp_path / "hello/env.py").write_text(TEXT.replace("def oracle", "def solution"))
     done = check("hello")
     assert done.returncode == 0
@@ -118,7 +118,7 @@ def test_an_env_without_an_oracle_is_told_what_was_not_checked(check: Check, tmp
         (("hello", "--number", "70"), "--number: Hello has 70 train tasks, numbered from 0"),
     ],
 )
-def test_a_name_or_a_task_that_is_not_there_is_one_line(check: Check, words: tuple[str, ...], said: str) -> None:
+def test_an_unknown_env_or_task_is_refused_in_one_line(check: Check, words: tuple[str, ...], said: str) -> None:
     done = check(*words)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"agentgym: {said}")
@@ -144,7 +144,9 @@ def test_a_name_or_a_task_that_is_not_there_is_one_line(check: Check, words: tup
         (TEXT + "\n\nclass Two(Hello): pass\n", ""),
     ],
 )
-def test_an_env_that_cannot_be_checked_is_one_line(check: Check, tmp_path: Path, text: str, said: str) -> None:
+def test_an_env_that_cannot_be_checked_is_refused_in_one_line(
+    check: Check, tmp_path: Path, text: str, said: str
+) -> None:
     (tmp_path / "hello/env.py").write_text(text)
     done = check("hello")
     if not said:  # it then finds the registered env

@@ -48,7 +48,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+def test_help_names_every_command_and_imports_no_large_package() -> None:
     code = (
         "import sys\nfrom agentgym.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
@@ -72,7 +72,7 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         ),
     ],
 )
-def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
+def test_an_unknown_command_is_refused_in_one_line_with_the_nearest_one(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     assert cli.main(words) == 2
@@ -113,7 +113,7 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
         ),
     ],
 )
-def test_words_that_a_command_does_not_take_are_refused_in_one_line_that_says_what_to_do(
+def test_unexpected_words_are_refused_in_one_line_that_says_what_to_do(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     assert cli.main(words) == 2
@@ -138,16 +138,14 @@ def test_the_help_of_every_command_has_an_example(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("words", [one for one in commands(cli.COMMANDS) if one != ("train",)], ids=" ".join)
-def test_help_names_a_default_only_where_there_is_one(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
+def test_help_names_a_default_only_if_there_is_one(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main([*words, "--help"])
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert not [odd for odd in ("{None}", "(default: )", "(default: None)") if odd in said]
 
 
-def test_the_help_says_what_a_command_with_commands_of_its_own_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_commands_with_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--help"])
     assert "`sandbox build`: Build the image" in " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -161,14 +159,14 @@ def test_the_package_runs_as_the_command(tmp_path: Path) -> None:
     assert done.stderr == "agentgym: there is no command 'sho'; did you mean 'show'?\n"
 
 
-def test_the_help_of_ls_names_its_argument_once_in_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_usage_of_ls_names_its_argument_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["ls", "--help"])
     usage = capsys.readouterr().out.partition("\n")[0]
     assert usage == "usage: agentgym ls [-h] [ENV ...]"
 
 
-def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert say(capsys, "--version") == (0, f"agentgym {version('agentgym-kit')}\n")
 
 
@@ -192,7 +190,7 @@ def without(package: str, *args: str) -> "subprocess.CompletedProcess[str]":
         ("torch", ("merge", "ADAPTER", "out"), "train"),
     ],
 )
-def test_a_command_without_its_extra_says_how_to_install_it_in_one_line(
+def test_a_command_with_a_missing_extra_prints_the_install_command_in_one_line(
     package: str, args: tuple[str, ...], extra: str, tmp_path: Path
 ) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
@@ -203,7 +201,7 @@ def test_a_command_without_its_extra_says_how_to_install_it_in_one_line(
     assert install_line(extra) in done.stderr
 
 
-def test_gc_removes_the_folders_of_dead_owners_only(
+def test_gc_removes_only_folders_of_dead_owners(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, scratch: Path, no_engine: None
 ) -> None:
     ours = owners.new_folder("run").name
@@ -234,7 +232,7 @@ def labeled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
 
 
 @pytest.mark.docker
-def test_gc_removes_the_containers_of_dead_owners_only(
+def test_gc_removes_only_containers_of_dead_owners(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, scratch: Path
 ) -> None:
     if (why_not := why_no_docker()) is not None:
@@ -254,7 +252,7 @@ def test_gc_removes_the_containers_of_dead_owners_only(
         assert left & {ours, dead} == {ours}
 
 
-def test_ls_names_envs_their_classes_and_what_they_say() -> None:
+def test_ls_lists_envs_with_class_and_description() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "agentgym", "ls", "envs.chase.env:Chase"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -265,7 +263,7 @@ def test_ls_names_envs_their_classes_and_what_they_say() -> None:
     assert {"code_repair", "python_math", "envs.chase.env:Chase"} <= set(lines)
 
 
-def test_ls_goes_on_where_an_env_does_not_load(tmp_path: Path) -> None:
+def test_ls_continues_if_an_env_does_not_load(tmp_path: Path) -> None:
     for name, text in (
         ("good", "import agentgym as ag\n@ag.register('good')\nclass Good(ag.Env):\n    '''Fine.'''\n"),
         ("bad", "1 / 0\n"),
@@ -283,7 +281,7 @@ def test_ls_goes_on_where_an_env_does_not_load(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
-def test_ls_says_of_a_name_that_it_does_not_know_what_to_write_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_with_an_unknown_name_prints_one_line_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = say(capsys, "ls", "my_env", "no.such.module:Env")
     assert code == 1
     unknown, missing = said.splitlines()[-2:]
@@ -292,7 +290,7 @@ def test_ls_says_of_a_name_that_it_does_not_know_what_to_write_in_one_line(capsy
     assert missing == "env 'no.such.module:Env': ModuleNotFoundError: No module named 'no'"
 
 
-def test_ls_lists_the_gallery_wherever_it_is_asked(
+def test_ls_lists_the_gallery_in_any_folder(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -326,7 +324,7 @@ def test_sandbox_build_passes_its_arguments_on(
     ]
 
 
-def test_an_error_of_ours_is_one_line_on_stderr(
+def test_an_agentgym_error_is_one_line_on_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*_: object, **__: object) -> str:
@@ -337,7 +335,7 @@ def test_an_error_of_ours_is_one_line_on_stderr(
     assert capsys.readouterr().err == "agentgym: the Docker engine: it is gone\n"
 
 
-def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
+def test_merge_writes_a_model_without_peft_and_finds_the_base_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     import torch
@@ -366,7 +364,7 @@ def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
     ("config", "said"),
     [(None, "it holds no adapter_config.json; give the folder of an adapter"), ("{}", "names no base model")],
 )
-def test_merge_says_what_is_missing(
+def test_merge_names_what_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str | None, said: str
 ) -> None:
     if config is not None:

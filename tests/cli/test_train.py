@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None:
+def test_a_run_of_the_tiny_model_ends_with_suggested_commands(folder: Path) -> None:
     small = (
         "--max-steps",
         "2",
@@ -83,14 +83,14 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_by_another_name_of_its_env(folder: Path) -> None:
+def test_a_run_can_be_resumed_under_another_name_of_its_env(folder: Path) -> None:
     small = ("--prompts-per-step", "2", "--group-size", "4", "--eval-tasks", "2")
     assert train(folder, "hello", *small, "--max-steps", "1", "--output-dir", "run").returncode == 0
     more = train(folder, "hello/env.py", *small, "--resume", "run", "--max-steps", "2")
     assert json.loads(more.stdout)["steps"] == 2, more.stderr[-3000:]
 
 
-def test_its_help_lists_every_setting_and_the_parameters_of_the_env(folder: Path) -> None:
+def test_help_lists_every_setting_and_the_envs_parameters(folder: Path) -> None:
     done = train(folder, "hello", "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: agentgym train hello [-h] [OPTIONS]")
@@ -116,7 +116,9 @@ def test_its_help_lists_every_setting_and_the_parameters_of_the_env(folder: Path
         (("hello", "--model", "no/such/folder"), 1, "agentgym train hello: model: there is no folder no/such/folder"),
     ],
 )
-def test_what_cannot_be_run_is_one_line(folder: Path, words: tuple[str, ...], code: int, said: str) -> None:
+def test_runs_that_cannot_start_are_refused_in_one_line(
+    folder: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
     done = train(folder, *words)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(said)
@@ -132,7 +134,7 @@ def test_another_model_is_trained_with_the_defaults_of_a_run() -> None:
     assert settings(recipe, words) == expected
 
 
-def test_its_words_are_listed_without_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_works_without_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["train", "--help"])
     said = capsys.readouterr()
@@ -166,9 +168,7 @@ WHAT_IT_DOES = re.compile(r"(, or --worst| shows curves| writes curves| evaluate
 """The description that follows a command in its line."""
 
 
-def test_every_command_that_a_run_prints_is_one_that_can_be_typed(
-    odd_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_printed_command_can_be_typed(odd_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = odd_folder / "runs/a b é"
     (out / "adapter").mkdir(parents=True)
     say_what_is_next(out, ag.RunConfig(env="quick:Quick", env_args={"least": "2 3"}, model="tiny"))
@@ -182,7 +182,7 @@ def test_every_command_that_a_run_prints_is_one_that_can_be_typed(
     assert shlex.split(commands[3])[2:5] == ["quick:Quick", "--env.least", "2 3"]
 
 
-def test_each_env_of_a_mixture_has_its_own_evaluation_with_its_parameters_and_models(
+def test_each_env_of_a_mixture_gets_an_eval_command_with_its_parameters_and_models(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge = ag.ModelRoleConfig(model="tiny")
@@ -202,7 +202,7 @@ def test_each_env_of_a_mixture_has_its_own_evaluation_with_its_parameters_and_mo
     ]
 
 
-def test_a_value_that_looks_like_a_flag_is_one_word_with_its_own(
+def test_a_value_that_looks_like_a_flag_is_joined_to_its_flag(
     odd_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     say_what_is_next(odd_folder, ag.RunConfig(env="quick:Quick", env_args={"name": "--odd x"}, model="tiny"))
@@ -210,7 +210,7 @@ def test_a_value_that_looks_like_a_flag_is_one_word_with_its_own(
     assert "--env.name=--odd x" in shlex.split(line)
 
 
-def test_another_env_gives_the_run_its_name(folder: Path) -> None:
+def test_a_run_is_named_after_its_env(folder: Path) -> None:
     small = ("--max-steps", "0", "--eval-tasks", "0")
     done = train(folder, "hello", "--env", "hello.env:Hello", "2", "chase", "1", *small)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -220,7 +220,7 @@ def test_another_env_gives_the_run_its_name(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_printed_commands_do_what_they_say_when_they_are_typed(odd_folder: Path) -> None:
+def test_the_printed_commands_work(odd_folder: Path) -> None:
     small = (
         "--max-steps",
         "1",

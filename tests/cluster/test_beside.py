@@ -28,7 +28,7 @@ def held_out(folder: Path) -> dict[int, dict[str, Any]]:
     return {row["step"]: row for row in rows if "eval/reward" in row and 0 < row["step"] < 5}
 
 
-async def test_what_cannot_be_evaluated_beside_training_is_refused_by_name() -> None:
+async def test_settings_that_rule_out_concurrent_evaluation_are_refused_by_name() -> None:
     run = ag.RunConfig(recipe="beside", env="nim", model="tiny", ray="auto", cluster=ag.ClusterConfig(eval_workers=1))
     with pytest.raises(ValueError, match=r"^cluster\.eval_workers: there is no evaluation between steps"):
         async with joined_cluster(run, Losses()):
@@ -38,9 +38,7 @@ async def test_what_cannot_be_evaluated_beside_training_is_refused_by_name() -> 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.proof
-def test_evaluations_beside_training_give_what_those_give_that_training_waits_for(
-    two_nodes: TwoNodes, tmp_path: Path
-) -> None:
+def test_concurrent_evaluations_give_the_same_results_as_blocking_ones(two_nodes: TwoNodes, tmp_path: Path) -> None:
     run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *WORDS, *BESIDE)
     summary = run.ended()
     assert "held-out evaluation after 2 steps, beside training" in run.said
@@ -69,9 +67,7 @@ def assert_same_adapter(one: Path, other: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.proof
-async def test_a_model_that_is_trained_whole_is_evaluated_beside_training_too(
-    two_nodes: TwoNodes, tmp_path: Path
-) -> None:
+async def test_full_training_also_supports_concurrent_evaluations(two_nodes: TwoNodes, tmp_path: Path) -> None:
     run = ag.RunConfig(
         recipe="whole",
         env="tests.cluster.eval_env:Slow",
@@ -107,7 +103,7 @@ def wait_for(run: Run, folder: str) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.proof
-def test_a_lost_evaluation_worker_is_replaced_and_a_lost_evaluation_is_said_to_be_missing(
+def test_a_lost_evaluation_worker_is_replaced_and_lost_evaluations_are_reported(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:
     run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *WORDS, *BESIDE, "--cluster.restarts", "1")
@@ -132,7 +128,7 @@ def kill_last(nodes: TwoNodes) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_driver_that_is_resumed_says_which_evaluation_was_under_way(two_nodes: TwoNodes, tmp_path: Path) -> None:
+def test_a_resumed_driver_reports_which_evaluation_was_running(two_nodes: TwoNodes, tmp_path: Path) -> None:
     out = tmp_path / "ray"
     run = two_nodes.recipe("chase_grpo", out, *WORDS, *BESIDE)
     wait_for(run, f"{PREFIX}000002")

@@ -11,7 +11,7 @@ from tests.cluster.conftest import TwoNodes
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-async def test_a_driver_that_is_asked_to_end_has_the_time_that_it_needs(two_nodes: TwoNodes) -> None:
+async def test_a_driver_that_gets_sigterm_has_the_time_that_it_needs(two_nodes: TwoNodes) -> None:
     came: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     try:

@@ -51,9 +51,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k.startswith(names) and "seconds" not in k} for row in rows]
 
 
-def test_what_a_model_of_ones_own_says_on_workers_is_counted_and_kept_with_its_texts(
-    two_nodes: TwoNodes, tmp_path: Path
-) -> None:
+def test_a_user_defined_models_output_on_workers_is_counted_and_stored(two_nodes: TwoNodes, tmp_path: Path) -> None:
     asyncio.run(ag.train_policy(replace(RUN, output_dir=tmp_path / "alone")))
     asyncio.run(ag.train_policy(replace(RUN, output_dir=tmp_path / "ray", ray=two_nodes.address)))
     alone, on_ray = kept(tmp_path / "alone"), kept(tmp_path / "ray")

@@ -75,19 +75,19 @@ def test_each_block_says_its_language() -> None:
 
 
 @pytest.mark.parametrize("command", ALL, ids=str)
-def test_each_command_is_run_or_marked_why_not(command: Command) -> None:
+def test_each_command_is_run_or_has_a_reason_why_not(command: Command) -> None:
     assert rule_of(command), "name it in tests/docs/commands.py"
 
 
 @pytest.mark.parametrize("rule", [*RUN, *PARSED, *NOT_RUN])
-def test_each_rule_has_a_command(rule: str) -> None:
+def test_each_rule_matches_a_command(rule: str) -> None:
     assert any(re.match(rule, command.text) for command in ALL)
 
 
 @needs_sandbox
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 @pytest.mark.parametrize("command", [one for one in under(RUN) if HEAVY not in one.text], ids=str)
-def test_a_command_does_what_it_says(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_runs(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if DOCKER in command.text and (why := why_no_docker()):
         pytest.skip(why)
     assert cli.main(shlex.split(command.text)[1:]) == 0, capsys.readouterr().err
@@ -96,12 +96,12 @@ def test_a_command_does_what_it_says(command: Command, kept: Path, capsys: pytes
 @pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize("command", [one for one in under(RUN) if HEAVY in one.text], ids=str)
-def test_a_longer_command_does_what_it_says(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_command_runs(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(shlex.split(command.text)[1:]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", under(PARSED), ids=str)
-def test_the_words_of_a_command_are_read_by_its_parser(command: Command, reader: Path) -> None:
+def test_a_command_is_accepted_by_its_parser(command: Command, reader: Path) -> None:
     words = shlex.split(command.text.rstrip("&"))
     if words[0] == "torchrun":
         asked = get_args_parser().parse_args(words[1:])
@@ -132,7 +132,7 @@ def recipe_in(module: str) -> Any:
 
 
 @pytest.mark.parametrize("command", under(NOT_RUN), ids=str)
-def test_what_a_command_names_is_there(command: Command) -> None:
+def test_everything_that_a_command_names_exists(command: Command) -> None:
     """Extras are in pyproject.toml, targets in the Makefile, modules and folders in the checkout."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     if found := re.search(r"(?:agentgym|whl|\.)\[([\w,]+)\]", command.text):

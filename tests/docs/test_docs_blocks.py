@@ -70,7 +70,7 @@ async def run_block(block: Block, namespace: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("guide", RUN)
-def test_the_blocks_of_a_guide_run_in_their_order(
+def test_the_blocks_of_a_guide_run_in_order(
     guide: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, adapter: Path
 ) -> None:
     for package in PACKAGES.get(guide, ()):
@@ -99,7 +99,7 @@ def test_the_blocks_of_a_guide_run_in_their_order(
 
 
 @pytest.mark.parametrize("block", ALL, ids=named)
-def test_each_block_compiles_and_names_what_there_is(block: Block) -> None:
+def test_each_block_compiles_and_names_only_what_exists(block: Block) -> None:
     for package in PACKAGES.get(block.guide, ()):
         pytest.importorskip(package, reason=f"needs the package {package}")
     tree = block.tree()
@@ -112,7 +112,7 @@ def test_each_block_compiles_and_names_what_there_is(block: Block) -> None:
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: str(guide.relative_to(ROOT)))
-def test_the_names_in_a_guides_text_are_there(guide: Path) -> None:
+def test_the_names_in_a_guides_text_exist(guide: Path) -> None:
     for package in PACKAGES.get(guide.name, ()):
         pytest.importorskip(package, reason=f"needs the package {package}")
     missing = [name for name in NAME.findall(guide.read_text()) if not is_there(name.removesuffix(".py"))]
@@ -133,7 +133,7 @@ def is_there(name: str) -> bool:
     return True
 
 
-def test_an_evaluation_that_is_shown_is_of_an_env_that_a_reader_has() -> None:
+def test_the_evaluation_guide_uses_envs_that_a_reader_has() -> None:
     guide = (DOCS / "evaluation.md").read_text()
     named = set(re.findall(r"^agentgym eval (\S+)", guide, re.MULTILINE))
     assert named
@@ -141,26 +141,26 @@ def test_an_evaluation_that_is_shown_is_of_an_env_that_a_reader_has() -> None:
 
 
 @pytest.mark.parametrize("text", NOT_RUN)
-def test_each_reason_for_a_block_that_is_not_run_belongs_to_one_block(text: str) -> None:
+def test_each_reason_for_not_running_a_block_belongs_to_one_block(text: str) -> None:
     held = [named(block) for block in ALL if text in block.text and block.guide in RUN]
     assert len(held) == 1, held
 
 
 @pytest.mark.parametrize("guide", [ROOT / "README.md", *GUIDES], ids=lambda guide: str(guide.relative_to(ROOT)))
-def test_an_adapter_is_where_a_run_writes_it(guide: Path) -> None:
+def test_adapter_paths_in_the_docs_are_those_that_a_run_writes(guide: Path) -> None:
     wrong = [path for path in ADAPTER.findall(guide.read_text()) if not re.fullmatch(r"runs/\w+/TIME/adapter", path)]
     assert not wrong, "a run writes runs/RECIPE/TIME/adapter"
 
 
 @pytest.mark.parametrize("guide", sorted(DOCS.glob("*.md")), ids=lambda guide: str(guide.relative_to(ROOT)))
-def test_what_only_a_checkout_has_is_said_to_be_of_a_checkout(guide: Path) -> None:
+def test_parts_that_exist_only_in_a_checkout_are_marked_as_such(guide: Path) -> None:
     sections = re.split(r"^(?=## )", guide.read_text(), flags=re.MULTILINE)
     silent = [part.partition("\n")[0] for part in sections if IN_A_CHECKOUT.search(part) and "checkout" not in part]
     assert not silent or "checkout" in sections[0], silent
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: str(guide.relative_to(ROOT)))
-def test_the_links_of_a_guide_lead_somewhere(guide: Path) -> None:
+def test_the_links_of_a_guide_work(guide: Path) -> None:
     wrong = [target for target in LINK.findall(guide.read_text()) if not leads_somewhere(guide, target)]
     assert not wrong
 

@@ -46,16 +46,16 @@ def test_the_page_has_messages() -> None:
 
 
 @pytest.mark.parametrize("message", QUOTED)
-def test_a_quoted_message_is_in_the_code(message: str) -> None:
+def test_each_quoted_message_is_in_the_code(message: str) -> None:
     assert written(message)
 
 
 @pytest.mark.parametrize(("page", "row"), TABLES, ids=lambda value: value.name if isinstance(value, Path) else "")
-def test_a_message_in_a_table_is_in_the_code(page: Path, row: str) -> None:
+def test_each_message_in_a_table_is_in_the_code(page: Path, row: str) -> None:
     found = re.findall(row, page.read_text(), re.MULTILINE)
     assert found
     assert [message for message in found if not written(message)] == []
 
 
-def test_a_message_that_nobody_writes_is_noticed() -> None:
+def test_a_message_that_is_not_in_the_code_is_detected() -> None:
     assert not written("the moon is not ... enough")

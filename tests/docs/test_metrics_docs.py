@@ -66,13 +66,13 @@ def test_every_metric_that_a_run_writes_is_on_the_page(written: set[str]) -> Non
     assert sorted(name for name in written if not any(pattern(known).fullmatch(name) for known in NAMED)) == []
 
 
-def test_every_metric_of_the_page_is_written(written: set[str]) -> None:
+def test_every_metric_on_the_page_is_written(written: set[str]) -> None:
     known = [name for name in NAMED if not any(re.fullmatch(other, name) for other in ELSEWHERE)]
     assert sorted(name for name in known if not any(pattern(name).fullmatch(found) for found in written)) == []
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if any(re.fullmatch(one, name) for one in ELSEWHERE)])
-def test_a_metric_that_these_runs_lack_is_in_the_code(name: str) -> None:
+def test_metrics_that_these_runs_lack_are_in_the_code(name: str) -> None:
     part = re.sub(r"^\w+/|[A-Z]+$", "", name) or name.partition("/")[0]
     code = "".join(path.read_text() for path in (ROOT / "agentgym").rglob("*.py"))
     assert re.search(rf"\b{re.escape(part)}", code)

@@ -45,7 +45,7 @@ def test_every_promise_names_one_test(promise: str, name: str) -> None:
     assert len(found) == 1, f"{promise}: {part!r} is part of {found} in {path}"
 
 
-def test_every_file_of_tests_is_named_by_a_promise_or_has_none() -> None:
+def test_every_test_file_has_a_promise_or_is_listed_without_one() -> None:
     files = {str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")}
     named = {name.partition(": ")[0] for _, name in NAMED}
     assert files - named == set(WITHOUT_A_PROMISE)

@@ -78,7 +78,7 @@ def test_every_setting_of_the_trainer_is_explained() -> None:
     assert [flag for flag in flags if not re.search(rf"(--train\.|`){flag}\b", page)] == []
 
 
-def test_every_block_has_its_context_and_every_context_its_block() -> None:
+def test_each_block_has_one_context_and_each_context_one_block() -> None:
     assert [sum(part in block for part in CONTEXT) for block in BLOCKS] == [1] * len(BLOCKS)
     assert len(BLOCKS) == len(CONTEXT)
 
@@ -86,7 +86,7 @@ def test_every_block_has_its_context_and_every_context_its_block() -> None:
 @pytest.mark.slow
 @needs_sandbox
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT uses the old name
-async def test_the_blocks_run_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_blocks_run_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"ag": ag, "__name__": "docs"}
     for block in BLOCKS:

@@ -94,32 +94,32 @@ def served(folder: Path, installed: Installed, command: str) -> str:
     return address
 
 
-def test_its_commands_are_those_of_a_whole_way() -> None:
+def test_the_commands_cover_all_steps_from_new_to_eval() -> None:
     words = [one.command.split()[:2] for one in shown()]
     named = [second for first, second in words if first == "agentgym"]
     assert named == ["new", "check", "play", "train", "show", "eval", "view", "report"]
 
 
-def test_its_commands_print_what_is_shown(tmp_path: Path, installed: Installed) -> None:
+def test_the_commands_print_the_output_on_the_page(tmp_path: Path, installed: Installed) -> None:
     summary = follow(tmp_path, installed, train=f"agentgym train hello {SMALL}", steps=2)
     assert summary["optimizer_steps"] is not None
     assert "</html>" in (tmp_path / "report/report.html").read_text()
 
 
 @pytest.mark.slow
-def test_the_run_of_the_page_learns_what_it_says(tmp_path: Path, installed: Installed) -> None:
+def test_the_run_on_the_page_learns_as_shown(tmp_path: Path, installed: Installed) -> None:
     summary = follow(tmp_path, installed, train="agentgym train hello", steps=20)
     assert isinstance(summary["eval_after"], float)
     assert summary["eval_after"] >= 0.9
 
 
-def test_the_env_that_it_shows_is_the_one_that_is_made() -> None:
+def test_the_env_on_the_page_is_the_one_that_new_creates() -> None:
     [block] = blocks_of(DOCS / "tutorial.md")
     made = renamed((ROOT / "templates/tool/env.py").read_text(), "tool", "hello")
     assert made.partition("\n\n")[2] == block.text
 
 
-def test_the_finding_that_it_shows_is_in_the_tests_of_check() -> None:
+def test_the_finding_on_the_page_is_expected_by_the_tests_of_check() -> None:
     finding = PAGE.partition("`return 1.0`, and it says:\n\n```text\n")[2].partition("```")[0].splitlines()
     tests = (ROOT / "tests/cli/test_check.py").read_text()
     assert len(finding) == 3

@@ -50,13 +50,13 @@ def run_folder(run: tuple[Path, set[str]]) -> Path:
     return run[0]
 
 
-def test_the_installed_library_is_the_wheels(folder: Path, installed: Installed) -> None:
+def test_the_installed_library_comes_from_the_wheel(folder: Path, installed: Installed) -> None:
     done = installed.run("python", "-c", "import agentgym; print(agentgym.__file__)", cwd=folder)
     assert Path(done.stdout.strip()).is_relative_to(installed.folder)
 
 
 @needs_sandbox
-def test_the_environments_tests_pass_without_a_configuration(folder: Path, installed: Installed) -> None:
+def test_the_environments_tests_pass_without_configuration(folder: Path, installed: Installed) -> None:
     done = installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder)
     assert "3 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
     assert "arning" not in done.stdout
@@ -68,7 +68,7 @@ def test_the_recipe_lists_its_settings(folder: Path, installed: Installed) -> No
     assert "--train.lr" in done.stdout
 
 
-def test_the_recipe_trains_and_leaves_the_files_of_the_table(run: tuple[Path, set[str]]) -> None:
+def test_the_recipe_trains_and_leaves_the_files_in_the_table(run: tuple[Path, set[str]]) -> None:
     files = set(
         re.findall(
             r"^\| `([\w./]+)` \|", PAGE.read_text().partition("## Its recipe")[2].partition("\n## ")[0], re.MULTILINE
@@ -78,7 +78,9 @@ def test_the_recipe_trains_and_leaves_the_files_of_the_table(run: tuple[Path, se
     assert {name.rstrip("/") for name in files} == run[1]
 
 
-def test_what_was_trained_can_be_read_in_the_terminal(folder: Path, run_folder: Path, installed: Installed) -> None:
+def test_the_trained_rollouts_can_be_shown_in_the_terminal(
+    folder: Path, run_folder: Path, installed: Installed
+) -> None:
     done = installed.run("agentgym", "show", str(run_folder), "--worst", "3", cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "What is the value?" in done.stdout

@@ -101,7 +101,9 @@ async def turns_of_the_loop(count: int = 50) -> None:
 
 
 @pytest.mark.parametrize("cancellations", [1, 3])
-async def test_a_cancelled_rollout_is_closed_behind_the_thread_of_its_tool(cancellations: int, no_leaks: None) -> None:
+async def test_a_cancelled_rollout_is_closed_after_its_tools_thread_has_ended(
+    cancellations: int, no_leaks: None
+) -> None:
     current_usage, env = await begin(ward(), [call("operate"), say("done")])
     for _ in range(cancellations):
         current_usage.cancel()
@@ -113,7 +115,7 @@ async def test_a_cancelled_rollout_is_closed_behind_the_thread_of_its_tool(cance
     assert env.diary == ["work ended", "closed"]
 
 
-async def test_a_rollout_that_ended_is_closed_behind_a_tool_that_timed_out(no_leaks: None) -> None:
+async def test_a_finished_rollout_is_closed_after_its_timed_out_tool_has_ended(no_leaks: None) -> None:
     kind = ward()
     current_usage, env = await begin(kind, late(kind))
     await env.answered.wait()
@@ -124,13 +126,13 @@ async def test_a_rollout_that_ended_is_closed_behind_a_tool_that_timed_out(no_le
     assert env.diary == ["work ended", "closed"]
 
 
-async def test_a_tool_that_ends_in_time_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tool_that_ends_in_time_delays_nothing(caplog: pytest.LogCaptureFixture) -> None:
     env = ward()
     rollout = await ag.rollout(env, TASK, Scripted([call("release"), call("operate"), say("done")]))
     assert (rollout.error, env.made[0].diary, caplog.records) == (None, ["work ended", "closed"], [])
 
 
-async def test_a_thread_that_goes_on_after_the_grace_is_named_and_the_env_is_closed(
+async def test_a_thread_that_outlives_the_grace_period_is_named_and_the_env_is_closed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(threads, "GRACE_S", 0.02)
@@ -147,7 +149,7 @@ async def test_a_thread_that_goes_on_after_the_grace_is_named_and_the_env_is_clo
     env.free.set()
 
 
-async def test_the_threads_of_a_kid_are_its_rollouts() -> None:
+async def test_a_sub_agents_threads_belong_to_its_rollout() -> None:
     class Delegating(Ward):
         @ag.tool
         async def delegate(self) -> str:
@@ -166,7 +168,7 @@ async def test_the_threads_of_a_kid_are_its_rollouts() -> None:
     assert env.diary == ["work ended", "closed"]
 
 
-async def test_a_data_base_is_closed_by_nobody_who_still_reads_it() -> None:
+async def test_a_database_is_not_closed_while_a_thread_reads_it() -> None:
     class Library(ag.ToolEnv[ag.Task]):
         begun: asyncio.Event
 
@@ -198,7 +200,7 @@ async def test_a_data_base_is_closed_by_nobody_who_still_reads_it() -> None:
         assert current_usage.cancelled()
 
 
-async def test_an_env_that_never_called_its_bases_constructor_is_closed_too() -> None:
+async def test_an_env_that_skips_its_bases_constructor_is_also_closed() -> None:
     class Bare(ag.Env[ag.Task]):
         closed = False
 

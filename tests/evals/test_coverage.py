@@ -103,14 +103,14 @@ def check_intervals(tasks: int, attempts: int, runs: int) -> int:
 
 
 @pytest.mark.parametrize(("tasks", "attempts", "limited"), [(8, 4, 0), (32, 1, 3), (128, 4, 10)])
-def test_an_interval_holds_the_true_mean_as_often_as_it_says(tasks: int, attempts: int, limited: int) -> None:
+def test_an_interval_contains_the_true_mean_as_often_as_promised(tasks: int, attempts: int, limited: int) -> None:
     assert check_intervals(tasks, attempts, 100) >= limited
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attempts", ATTEMPTS)
 @pytest.mark.parametrize("tasks", TASKS)
-def test_an_interval_holds_the_true_mean_in_every_case(tasks: int, attempts: int) -> None:
+def test_an_interval_contains_the_true_mean_in_every_case(tasks: int, attempts: int) -> None:
     check_intervals(tasks, attempts, 2000)
 
 
@@ -126,14 +126,14 @@ def check_passes(tasks: int, attempts: int, runs: int) -> None:
                 check(share, exact, of=runs, at_most=False, case=(tasks, attempts, mean, k, estimate.__name__))
 
 
-def test_the_intervals_of_both_passes_hold_the_true_chance() -> None:
+def test_intervals_of_pass_at_k_and_pass_hat_k_contain_the_true_value() -> None:
     check_passes(32, 4, 100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attempts", ATTEMPTS)
 @pytest.mark.parametrize("tasks", TASKS)
-def test_the_intervals_of_both_passes_hold_the_true_chance_in_every_case(tasks: int, attempts: int) -> None:
+def test_intervals_of_pass_at_k_and_pass_hat_k_contain_the_true_value_in_every_case(tasks: int, attempts: int) -> None:
     check_passes(tasks, attempts, 2000)
 
 
@@ -151,14 +151,14 @@ def check_differences(tasks: int, attempts: int, runs: int) -> None:
             check(share, exact, of=runs, at_most=at_most, case=(tasks, attempts, pair, kind))
 
 
-def test_the_interval_of_a_difference_holds_the_true_one() -> None:
+def test_the_interval_of_a_difference_contains_the_true_difference() -> None:
     check_differences(32, 4, 50)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attempts", ATTEMPTS)
 @pytest.mark.parametrize("tasks", TASKS)
-def test_the_interval_of_a_difference_holds_the_true_one_in_every_case(tasks: int, attempts: int) -> None:
+def test_the_interval_of_a_difference_contains_the_true_difference_in_every_case(tasks: int, attempts: int) -> None:
     check_differences(tasks, attempts, 2000)
 
 
@@ -179,7 +179,7 @@ def check_p(monkeypatch: pytest.MonkeyPatch, tasks: int, attempts: int, mean: fl
 
 
 @pytest.mark.parametrize(("tasks", "mean", "kind"), [(8, 0.1, "0 or 1"), (32, 0.5, "fractions")])
-def test_p_is_no_smaller_than_chance_makes_it(
+def test_small_p_values_are_not_too_frequent_by_chance(
     monkeypatch: pytest.MonkeyPatch, tasks: int, mean: float, kind: str
 ) -> None:
     check_p(monkeypatch, tasks, 1, mean, kind, 150)
@@ -189,7 +189,7 @@ def test_p_is_no_smaller_than_chance_makes_it(
 @pytest.mark.parametrize("kind", ["0 or 1", "fractions"])
 @pytest.mark.parametrize("attempts", ATTEMPTS)
 @pytest.mark.parametrize("tasks", TASKS)
-def test_p_is_no_smaller_than_chance_makes_it_in_every_case(
+def test_small_p_values_are_not_too_frequent_by_chance_in_every_case(
     monkeypatch: pytest.MonkeyPatch, tasks: int, attempts: int, kind: str
 ) -> None:
     for mean in MEANS:
@@ -197,7 +197,7 @@ def test_p_is_no_smaller_than_chance_makes_it_in_every_case(
 
 
 @pytest.mark.parametrize(("solved", "tasks"), [(0, 8), (1, 8), (16, 32), (2, 128), (127, 128)])
-def test_the_bounds_of_values_of_0_and_1_are_those_of_the_binomial_distribution(solved: int, tasks: int) -> None:
+def test_bounds_for_values_of_0_and_1_are_those_of_the_binomial_distribution(solved: int, tasks: int) -> None:
     values = np.array([[1.0] * solved + [0.0] * (tasks - solved)])
     [low], [high] = intervals(values, least=0.0, most=1.0)
 
@@ -218,5 +218,5 @@ def test_the_bounds_of_values_of_0_and_1_are_those_of_the_binomial_distribution(
         (2.0, 2.0, 0.9057007),  # the root of 3x^2 - 2x^3 = 0.975
     ],
 )
-def test_quantiles_of_the_beta_distribution_are_those_in_closed_form(a: float, b: float, found: float) -> None:
+def test_beta_quantiles_agree_with_their_closed_form(a: float, b: float, found: float) -> None:
     assert beta_quantile(0.975, np.array([a]), np.array([b]))[0] == pytest.approx(found, abs=1e-6)

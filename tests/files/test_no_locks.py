@@ -42,7 +42,7 @@ def held(folder: Path, code: int) -> "subprocess.Popen[str]":
         pytest.param(errno.ENOLCK, id="NFS without locks", marks=pytest.mark.slow),
     ],
 )
-def test_without_locks_one_process_writes_and_the_next_takes_over_when_it_was_killed(tmp_path: Path, code: int) -> None:
+def test_without_locks_one_process_writes_and_the_next_takes_over_after_a_kill(tmp_path: Path, code: int) -> None:
     with RolloutWriter(tmp_path) as writer:  # in write-ahead mode, as on the disk from which the folder was copied
         writer.add([group(rollout("first/0"))], step=0)
     first = held(tmp_path, code)
@@ -60,7 +60,7 @@ def test_without_locks_one_process_writes_and_the_next_takes_over_when_it_was_ki
     assert not (tmp_path / ".lock").exists()
 
 
-def test_a_store_on_a_network_is_written_without_the_write_ahead_log(
+def test_a_store_on_a_network_file_system_has_no_write_ahead_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def mode() -> str:

@@ -61,9 +61,7 @@ def stored(folder: Path) -> dict[str, list[float | None]]:
 
 
 @pytest.mark.parametrize("env", [Even, Vowel])
-async def test_passes_of_the_tiny_model_are_those_counted_by_hand_from_the_store(
-    env: type[Even], tmp_path: Path
-) -> None:
+async def test_pass_rates_of_the_tiny_model_equal_a_count_from_the_store(env: type[Even], tmp_path: Path) -> None:
     sampling = ag.Sampling(temperature=1.5)
     evaluation = await ag.evaluate(env, "tiny", n=4, k=4, sampling=sampling, output_dir=tmp_path / "one")
     rewards = stored(tmp_path / "one")
@@ -82,7 +80,7 @@ async def test_passes_of_the_tiny_model_are_those_counted_by_hand_from_the_store
     }
 
 
-async def test_the_folder_of_an_adapter_is_a_model(tmp_path: Path) -> None:
+async def test_an_adapter_folder_can_be_evaluated_as_a_model(tmp_path: Path) -> None:
     async with Trainer("tiny", ag.TrainConfig()) as trainer:
         trainer.save(tmp_path / "run/adapter")  # its weights equal the base's
     of_base = await ag.evaluate(Even, "tiny", k=2)
@@ -117,7 +115,7 @@ async def cancel_where(cancels: bool) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-async def test_an_env_that_cancels_its_own_task_fails_its_rollouts_and_no_others(
+async def test_an_env_that_cancels_its_own_task_fails_only_its_rollouts(
     concurrency: int, tmp_path: Path, no_leaks: None
 ) -> None:
     engine = Scripted(lambda text: say("ab"))
@@ -127,7 +125,7 @@ async def test_an_env_that_cancels_its_own_task_fails_its_rollouts_and_no_others
     assert stored(tmp_path) == {name: list(of) for name, of in evaluation.rewards.items()}
 
 
-async def test_a_group_reward_that_cancels_its_own_task_fails_its_group_and_no_other(no_leaks: None) -> None:
+async def test_a_group_reward_that_cancels_its_own_task_fails_only_its_group(no_leaks: None) -> None:
     evaluation = await ag.evaluate(SelfishJudge, Scripted(lambda text: say("ab")), k=2, concurrency=1)
     assert list(evaluation.rewards.values()) == [(2.0, 2.0), (None, None), (2.0, 2.0), (2.0, 2.0)]
     assert evaluation.failures == [("AgentGymError: group_reward: its task was cancelled from outside", 2)]
@@ -178,7 +176,7 @@ def run_until(folder: Path, rollouts: int) -> tuple[list[str], str]:
     return began, ""
 
 
-def test_an_evaluation_that_is_killed_again_and_again_plays_no_kept_rollout_twice(tmp_path: Path) -> None:
+def test_an_evaluation_that_is_killed_again_and_again_reruns_no_stored_rollout(tmp_path: Path) -> None:
     rng = random.Random(3)
     kept: set[str] = set()
     last = ""
@@ -223,7 +221,7 @@ def signaled(folder: Path, tasks: int, begun: int, number: int) -> tuple[list[st
     ("kills", "tasks"), [(2, 40), pytest.param(10, 400, marks=pytest.mark.proof)], ids=["few", "ten"]
 )
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_an_evaluation_that_is_killed_while_it_runs_freely_plays_nothing_twice_and_loses_nothing_that_was_finished(
+def test_an_evaluation_killed_at_full_speed_reruns_and_loses_no_finished_rollout(
     tmp_path: Path, kills: int, tasks: int, number: int
 ) -> None:
     rng = random.Random(kills)
@@ -247,7 +245,7 @@ def test_an_evaluation_that_is_killed_while_it_runs_freely_plays_nothing_twice_a
     assert stored(tmp_path) == {f"t{i}": [1.0] * K for i in range(tasks)}
 
 
-async def test_a_finished_evaluation_is_resumed_without_opening_the_model(tmp_path: Path) -> None:
+async def test_a_finished_evaluation_is_resumed_without_running_the_model(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     first = await ag.evaluate(Even, engine, k=2, output_dir=tmp_path)
 
@@ -280,7 +278,7 @@ class Digging(ag.ToolEnv[ag.Task]):
         return 0.15 if self.metrics["tool_errors"] else 1.0
 
 
-async def test_the_signs_of_an_evaluations_rollouts_are_those_of_the_whole_task(tmp_path: Path) -> None:
+async def test_the_suspicious_signs_of_a_resumed_evaluation_cover_the_whole_task(tmp_path: Path) -> None:
     poor = Scripted([call("dig"), say("nothing")])
     await ag.evaluate(Digging, poor, k=1, output_dir=tmp_path)
     with RolloutStore(tmp_path) as store:
@@ -296,7 +294,7 @@ async def test_the_signs_of_an_evaluations_rollouts_are_those_of_the_whole_task(
         }
 
 
-async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp_path: Path) -> None:
+async def test_failed_rollouts_are_run_again_only_if_requested(tmp_path: Path) -> None:
     broken = Scripted([])
     with pytest.raises(AgentGymError, match=rf"all 4 rollouts failed.*; `.*show {tmp_path} --failed` shows them"):
         await ag.evaluate(Even, broken, output_dir=tmp_path)
@@ -310,7 +308,7 @@ async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp
     assert (evaluation.resumed, again.resumed) == (0, 4)
 
 
-async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun_with(tmp_path: Path) -> None:
+async def test_a_folder_is_resumed_with_its_original_settings_and_tasks(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     await ag.evaluate(Even, engine, output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^output_dir: .* holds rollouts already; resume it"):
@@ -327,7 +325,7 @@ async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun
         await ag.evaluate(Even, engine, output_dir=given, tasks=[ag.Task(id="a", prompt="y")], resume=True)
 
 
-async def test_an_env_that_was_changed_since_is_warned_of_and_settings_that_cannot_be_read_are_refused(
+async def test_a_changed_env_gives_a_warning_and_unreadable_settings_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, settings = Scripted(lambda text: say("ab")), tmp_path / "settings.json"
@@ -346,7 +344,7 @@ async def test_an_env_that_was_changed_since_is_warned_of_and_settings_that_cann
         await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
 
 
-async def test_what_asks_for_a_folder_without_one_is_refused(tmp_path: Path) -> None:
+async def test_options_that_need_a_folder_are_refused_without_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^retry_failed: only an evaluation that is resumed has failed rollouts"):
         await ag.evaluate(Even, Scripted([say("x")]), n=1, output_dir=tmp_path, retry_failed=True)
     with pytest.raises(ValueError, match=r"^resume, retry_failed: need the folder"):
@@ -355,7 +353,7 @@ async def test_what_asks_for_a_folder_without_one_is_refused(tmp_path: Path) -> 
         await ag.evaluate(Even, Scripted([]), split="dev")  # type: ignore[arg-type]
 
 
-async def test_the_training_tasks_are_played_where_that_split_is_asked_for() -> None:
+async def test_the_training_tasks_are_run_if_that_split_is_requested() -> None:
     evaluation = await ag.evaluate(Even, Scripted(lambda text: say("ab")), split="train", n=2)
     assert list(evaluation.rewards) == ["0", "1"]
 
@@ -381,7 +379,7 @@ async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None
     assert ag.compare(one, one).p == 1.0
 
 
-async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
+async def test_different_tasks_are_not_compared(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     for name, prompt in (("one", "x"), ("other", "y")):
         await ag.evaluate(Even, engine, output_dir=tmp_path / name, tasks=[ag.Task(id="a", prompt=prompt)])
@@ -393,7 +391,7 @@ async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
         ag.compare(tmp_path, tmp_path / "one")
 
 
-async def test_the_bar_says_how_many_have_ended_and_their_mean_reward(
+async def test_the_progress_bar_shows_finished_rollouts_and_their_mean_reward(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich reads this variable to force terminal output
@@ -404,7 +402,7 @@ async def test_the_bar_says_how_many_have_ended_and_their_mean_reward(
     assert "4/4" in shown
 
 
-async def test_where_stderr_is_no_terminal_a_few_lines_say_the_rate_and_the_time_left(
+async def test_without_a_terminal_a_few_lines_show_the_rate_and_the_remaining_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     await ag.evaluate(Even, Scripted(lambda text: say("ab")), k=12, progress=True)
@@ -413,7 +411,7 @@ async def test_where_stderr_is_no_terminal_a_few_lines_say_the_rate_and_the_time
     assert re.fullmatch(r"played 48 of 48  reward 1\.000  \d+ s, [\d.]+ rollouts/s, about 0 s left", lines[-1])
 
 
-async def test_no_more_rollouts_are_played_at_once_than_concurrency_allows() -> None:
+async def test_concurrency_limits_the_rollouts_that_run_at_once() -> None:
     running = most = 0
 
     class Counting(Even):

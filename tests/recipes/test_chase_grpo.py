@@ -57,7 +57,7 @@ def test_the_reward_rises_and_the_held_out_score_agrees(alone: tuple[dict[str, A
     assert summary["eval_after"] > summary["eval_before"] + 0.3
 
 
-def test_every_step_logs_how_close_engine_and_trainer_are(alone: tuple[dict[str, Any], Path]) -> None:
+def test_every_step_logs_the_gap_between_engine_and_trainer(alone: tuple[dict[str, Any], Path]) -> None:
     rows = rows_of(alone[1])
     assert len(rows) == 8
     assert all(row["train/logprob_gap"] < 1e-4 and row["sync/logprob_gap"] < 1e-4 for row in rows)
@@ -66,7 +66,7 @@ def test_every_step_logs_how_close_engine_and_trainer_are(alone: tuple[dict[str,
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_in_bfloat16_on_both_sides_the_reward_rises_as_high(tmp_path: Path) -> None:
+def test_in_bfloat16_on_both_sides_the_reward_rises_as_much(tmp_path: Path) -> None:
     both = ["--engine.dtype", "bfloat16", "--train.dtype", "bfloat16"]
     summary = recipe(tmp_path / "run", *both, "--eval-tasks", "128")
     assert summary["reward_last"] >= 0.9
@@ -80,7 +80,7 @@ def test_in_bfloat16_on_both_sides_the_reward_rises_as_high(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_adapter_of_one(alone: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+def test_two_processes_train_the_same_adapter_as_one(alone: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     one = tmp_path / "one"
     recipe(one, "--max-steps", "2")
     _, *launch = torchrun(tmp_path / "logs")  # `command` adds the -m
@@ -103,7 +103,7 @@ def test_two_processes_train_the_adapter_of_one(alone: tuple[dict[str, Any], Pat
 
 
 @pytest.mark.slow
-def test_the_reward_rises_when_the_whole_model_is_trained(tmp_path: Path) -> None:
+def test_the_reward_rises_with_full_training(tmp_path: Path) -> None:
     summary = recipe(tmp_path, "--max-steps", "8", "--train.method", "full", "--train.lr", "5e-4")
     rewards = [row["reward"] for row in rows_of(tmp_path)]
     assert rewards[-1] > rewards[0] + 0.3
@@ -113,7 +113,7 @@ def test_the_reward_rises_when_the_whole_model_is_trained(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_process_and_no_file_and_says_how_to_run_again(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_or_file_and_prints_how_to_resume(tmp_path: Path) -> None:
     temporary, out = tmp_path / "tmp", tmp_path / "run"
     temporary.mkdir()
     start = command("recipes.chase_grpo", *SMALL, "--output-dir", str(out))

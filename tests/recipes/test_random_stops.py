@@ -226,9 +226,7 @@ def is_whole(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.proof) for n in range(1, CHAINS))])
-def test_a_signal_at_any_moment_keeps_the_last_finished_step_and_leaves_nothing_else(
-    number: int, place: Place, whole: Place
-) -> None:
+def test_a_signal_at_any_moment_leaves_exactly_the_last_finished_step(number: int, place: Place, whole: Place) -> None:
     flags = [*FLAGS, "--save-every", str(number % 2), "--output-dir", str(place.out)]
     for at in drawn()[number]:
         flags = stop(place, at, flags, seconds_of(at.part, whole)) or [
@@ -256,7 +254,7 @@ def test_a_signal_at_any_moment_keeps_the_last_finished_step_and_leaves_nothing_
     ],
     ids=" then ".join,
 )
-def test_a_second_signal_leaves_no_process_and_a_run_that_goes_on(
+def test_a_second_signal_leaves_no_process_and_a_run_that_can_be_resumed(
     signals: tuple[str, str], place: Place, whole: Place
 ) -> None:
     at = Stop(part="collecting", occurrence=2, share=random.Random(str(signals)).random(), signals=signals)
@@ -290,7 +288,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Place:
         ("saving", "SIGTERM", "group"),
     ],
 )
-def test_a_signal_to_torchrun_ends_all_processes_and_keeps_the_last_finished_step(
+def test_a_signal_to_torchrun_ends_all_processes_and_keeps_the_last_step(
     part: str, name: str, to: str, place: Place, pair: Place
 ) -> None:
     at = Stop(part=part, occurrence=2, share=random.Random(part).random(), signals=[name], to=to)
@@ -318,7 +316,7 @@ subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).wait()
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CODES)
 @pytest.mark.parametrize(("part", "seconds"), [("spawning", 0.05), ("launching", 2.0)])
-def test_a_signal_while_a_server_is_started_leaves_none(part: str, seconds: float, name: str, place: Place) -> None:
+def test_a_signal_during_a_servers_start_leaves_no_server(part: str, seconds: float, name: str, place: Place) -> None:
     (place.folder / "server.py").write_text(SLOW_SERVER)
     command = shlex.join([sys.executable, str(place.folder / "server.py")])
     at = Stop(part=part, occurrence=1, share=random.Random(part + name).random(), signals=[name])
@@ -332,7 +330,7 @@ def test_a_signal_while_a_server_is_started_leaves_none(part: str, seconds: floa
 @pytest.mark.sglang
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seconds"), [("SIGINT", 5.0), ("SIGTERM", 20.0)])
-def test_a_signal_while_a_real_server_is_launched_leaves_a_run_that_goes_on(
+def test_a_signal_during_a_real_servers_launch_leaves_a_run_that_can_be_resumed(
     name: str, seconds: float, place: Place
 ) -> None:
     server = ["--engine", "sglang", "--engine.startup-s", "1200", "--engine.command", real_config().command]

@@ -68,7 +68,7 @@ def summary(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_goes_on_on_one_and_the_other_way_round(tmp_path: Path) -> None:
+def test_a_run_of_two_processes_resumes_on_one_and_vice_versa(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     pair = [*torchrun(tmp_path / "logs"), "-m", "recipes.chase_grpo", *SMALL]
     summary(play(2, "--output-dir", str(one)))

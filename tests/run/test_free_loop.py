@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parent / "free_loop_script.py"
 
 
 @pytest.mark.slow
-def test_nothing_of_the_host_holds_up_uneven_rollouts_of_two_processes(tmp_path: Path) -> None:
+def test_host_work_does_not_block_uneven_rollouts_on_two_processes(tmp_path: Path) -> None:
     run_on_ranks(SCRIPT, None, tmp_path)
     ranks = of_each_rank(tmp_path)
     assert [rank["long"] for rank in ranks] == [[], []]
@@ -31,7 +31,7 @@ async def passed(seconds: float) -> None:
     await over.wait()
 
 
-async def test_a_clock_stands_still_while_the_host_works_also_one_that_is_started_then() -> None:
+async def test_clocks_stop_while_the_host_works_even_if_started_meanwhile() -> None:
     async def wait(event: asyncio.Event) -> str:
         await event.wait()
         return "done"
@@ -53,7 +53,7 @@ async def test_a_clock_stands_still_while_the_host_works_also_one_that_is_starte
         await outer.bound(wait(asyncio.Event()))
 
 
-async def test_a_clock_runs_on_with_the_time_that_was_left() -> None:
+async def test_a_clock_continues_with_its_remaining_time() -> None:
     limit = TimeLimit(0.05)
     waiting = asyncio.create_task(limit.bound(asyncio.Event().wait()))
     await asyncio.sleep(0)

@@ -67,7 +67,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_on_two_processes_is_that_of_one(name: str, two: dict[str, Path], tmp_path: Path) -> None:
+def test_a_run_on_two_processes_equals_one_on_a_single_process(name: str, two: dict[str, Path], tmp_path: Path) -> None:
     asyncio.run(ag.train_policy(replace(runs(two[name].parent)[name], output_dir=tmp_path)))
     alone, shared = metrics(tmp_path), metrics(two[name])
     assert [row.keys() for row in shared] == [row.keys() for row in alone]
@@ -78,7 +78,7 @@ def test_a_run_on_two_processes_is_that_of_one(name: str, two: dict[str, Path], 
         assert trained[weight] == pytest.approx(values, abs=2e-3), weight
 
 
-def test_the_members_of_a_mixture_keep_their_shares_on_two_processes(two: dict[str, Path]) -> None:
+def test_mixture_members_keep_their_shares_on_two_processes(two: dict[str, Path]) -> None:
     rows = metrics(two["mixture"])
     steps = [row for row in rows if "reward" in row]
     assert [(row["env/Terse/groups"], row["env/Ones/groups"], row["env/Ones/reward"]) for row in steps] == [
@@ -87,7 +87,7 @@ def test_the_members_of_a_mixture_keep_their_shares_on_two_processes(two: dict[s
     assert all("eval/env/Ones/reward" in row for row in rows if "eval/reward" in row)
 
 
-def test_what_is_removed_while_a_checkpoint_is_written_holds_no_rank_up(tmp_path: Path) -> None:
+def test_files_removed_while_a_checkpoint_is_written_block_no_rank(tmp_path: Path) -> None:
     small = replace(SMALL, env="tests.run.test_resume:Terse", max_steps=3, save_every=1, eval_every=1, eval_tasks=2)
     given = [replace(small, output_dir=tmp_path / name) for name in ("run", "best", "checkpoints")]
     run_on_ranks(Path(__file__).with_name("gone_script.py"), given, tmp_path)

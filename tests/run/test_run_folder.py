@@ -116,7 +116,7 @@ def assert_whole(folder: Path, steps: int) -> None:
     assert not (folder / ".lock").exists()
 
 
-def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there_is_room(
+def test_a_full_disk_does_not_stop_a_run_and_failed_writes_are_made_up_later(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fill = lambda: disk.enter_context(files_up_to(FULL))  # noqa: E731
@@ -129,7 +129,7 @@ def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there
     assert said.count("a checkpoint could not be written (File too large); there is none yet, it is tried again") == 1
 
 
-def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resumed(
+def test_a_run_whose_last_checkpoint_does_not_fit_says_from_where_it_can_resume(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rollout(replace(run, max_steps=2), {})
@@ -140,7 +140,7 @@ def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resu
     assert "The disk took no checkpoint after the one of step 2: the run can be resumed from there" in said
 
 
-def test_a_run_that_ends_on_a_full_disk_says_what_is_kept_and_is_resumed_from_there(
+def test_a_run_that_ends_on_a_full_disk_says_what_is_saved_and_can_be_resumed(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path
 ) -> None:
     fill = lambda: disk.enter_context(files_up_to(FULL))  # noqa: E731
@@ -152,7 +152,7 @@ def test_a_run_that_ends_on_a_full_disk_says_what_is_kept_and_is_resumed_from_th
     assert_whole(tmp_path / "run", 3)
 
 
-def test_a_run_goes_on_where_its_folder_was_moved_to_whatever_the_working_folder_is(
+def test_a_run_follows_its_moved_folder_whatever_the_working_directory_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -167,7 +167,7 @@ def test_a_run_goes_on_where_its_folder_was_moved_to_whatever_the_working_folder
     assert f"was moved to {tmp_path}/archive while it was written to" in capfd.readouterr().err
 
 
-def test_a_folder_that_is_removed_is_written_again_with_all_that_the_run_knows(
+def test_a_removed_folder_is_written_again_with_all_that_the_run_knows(
     run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rollout(replace(run, save_every=4), {1: lambda: removed(tmp_path / "run")})
@@ -176,7 +176,7 @@ def test_a_folder_that_is_removed_is_written_again_with_all_that_the_run_knows(
     assert "was removed while it was written to" in capfd.readouterr().err
 
 
-def test_a_folder_that_is_removed_after_the_last_step_has_its_checkpoint_and_its_policy_again(
+def test_a_folder_removed_after_the_last_step_gets_its_checkpoint_and_policy_again(
     run: ag.RunConfig, tmp_path: Path
 ) -> None:
     rollout(run, {4: lambda: removed(tmp_path / "run")})
@@ -218,7 +218,7 @@ def before(monkeypatch: pytest.MonkeyPatch) -> Iterator[Before]:
 
 @pytest.mark.parametrize(("write", "call"), [("write_file", 4), ("_sync", 4), ("written_whole", 2), ("_steps", 3)])
 @pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
-def test_a_folder_that_goes_while_a_checkpoint_is_written_has_it_all_the_same(
+def test_a_folder_that_disappears_while_a_checkpoint_is_written_still_gets_it(
     run: ag.RunConfig, tmp_path: Path, before: Before, write: str, call: int, gone: Any, now: str
 ) -> None:
     before(checkpoint, write, lambda: gone(tmp_path / "run"), call=call)
@@ -228,7 +228,7 @@ def test_a_folder_that_goes_while_a_checkpoint_is_written_has_it_all_the_same(
     assert [path.name for path in tmp_path.iterdir()] == [now]
 
 
-def test_what_is_removed_within_a_folder_that_stays_is_written_again(
+def test_files_removed_within_a_folder_are_written_again(
     run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def remove() -> None:
@@ -241,9 +241,7 @@ def test_what_is_removed_within_a_folder_that_stays_is_written_again(
     assert all(f"{tmp_path / 'run' / name} was removed; it is" in said for name in ("metrics.jsonl", "rollouts.sqlite"))
 
 
-def test_a_checkpoint_of_which_a_file_is_removed_is_written_again(
-    run: ag.RunConfig, tmp_path: Path, before: Before
-) -> None:
+def test_a_checkpoint_with_a_removed_file_is_written_again(run: ag.RunConfig, tmp_path: Path, before: Before) -> None:
     def remove_state() -> None:
         [file] = (tmp_path / "run/checkpoints").glob(".step-*/state.pt")
         file.unlink()
@@ -255,7 +253,7 @@ def test_a_checkpoint_of_which_a_file_is_removed_is_written_again(
 
 @pytest.mark.parametrize("write", ["write_adapter", "write_checkpoint"])
 @pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
-def test_a_folder_that_goes_at_the_end_has_checkpoint_and_policy_all_the_same(
+def test_a_folder_that_disappears_at_the_end_still_gets_checkpoint_and_policy(
     run: ag.RunConfig, tmp_path: Path, before: Before, write: str, gone: Any, now: str
 ) -> None:
     call = {"write_adapter": 1, "write_checkpoint": 3}[write]
@@ -265,7 +263,7 @@ def test_a_folder_that_goes_at_the_end_has_checkpoint_and_policy_all_the_same(
 
 
 @pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
-def test_the_best_policy_is_kept_in_a_folder_that_went_during_its_evaluation(
+def test_the_best_policy_is_saved_if_the_folder_disappears_during_its_evaluation(
     run: ag.RunConfig, tmp_path: Path, before: Before, gone: Any, now: str
 ) -> None:
     before(Evaluations, "_recorded", lambda: gone(tmp_path / "run"), call=2)
@@ -277,7 +275,7 @@ def test_the_best_policy_is_kept_in_a_folder_that_went_during_its_evaluation(
 
 @pytest.mark.parametrize("moment", ["last_place", "summary"])
 @pytest.mark.parametrize("gone", [moved, removed])
-def test_a_folder_that_goes_at_the_very_end_is_followed_or_named(
+def test_a_folder_that_disappears_at_the_very_end_is_followed_or_named(
     run: ag.RunConfig,
     tmp_path: Path,
     before: Before,
@@ -299,7 +297,7 @@ def test_a_folder_that_goes_at_the_very_end_is_followed_or_named(
         assert f"was moved to {tmp_path / 'archive'} at the end" in said
 
 
-def test_files_that_are_removed_at_the_very_end_are_named(
+def test_files_removed_at_the_very_end_are_named(
     run: ag.RunConfig, tmp_path: Path, before: Before, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before(recorder.Recorder, "last_place", (tmp_path / "run/rollouts.sqlite").unlink)
@@ -310,7 +308,7 @@ def test_files_that_are_removed_at_the_very_end_are_named(
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "rollouts.sqlite", "settings.json", "environment.json", "checkpoints"]
 )
-def test_each_file_that_is_removed_is_written_again_and_leaves_the_others(
+def test_each_removed_file_is_written_again_without_touching_the_others(
     run: ag.RunConfig, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "run" / name
@@ -331,7 +329,7 @@ def test_each_file_that_is_removed_is_written_again_and_leaves_the_others(
     assert len(re.findall(rf"{file}\S* was removed; it is written again\.", capfd.readouterr().err)) == 1
 
 
-def test_an_editor_that_replaces_the_metrics_doubles_no_line(
+def test_an_editor_that_replaces_the_metrics_file_duplicates_no_line(
     run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "run/metrics.jsonl"
@@ -345,7 +343,7 @@ def test_an_editor_that_replaces_the_metrics_doubles_no_line(
     assert f"{file} was replaced by another file" in capfd.readouterr().err
 
 
-def test_metrics_in_whose_place_something_else_is_put_end_no_run(run: ag.RunConfig, tmp_path: Path) -> None:
+def test_something_else_in_place_of_the_metrics_file_does_not_end_the_run(run: ag.RunConfig, tmp_path: Path) -> None:
     def put_folder() -> None:
         (tmp_path / "run/metrics.jsonl").rename(tmp_path / "metrics.jsonl")
         (tmp_path / "run/metrics.jsonl").mkdir()
@@ -356,7 +354,7 @@ def test_metrics_in_whose_place_something_else_is_put_end_no_run(run: ag.RunConf
     assert last_checkpoint(tmp_path / "run/checkpoints").step == 5
 
 
-def test_a_folder_in_whose_place_another_one_is_put_gets_no_checkpoint_of_the_run(
+def test_a_folder_replaced_by_another_one_gets_no_checkpoint_of_the_run(
     run: ag.RunConfig, tmp_path: Path, before: Before
 ) -> None:
     def replaced() -> None:
@@ -368,7 +366,7 @@ def test_a_folder_in_whose_place_another_one_is_put_gets_no_checkpoint_of_the_ru
     assert_whole(tmp_path / "archive", 5)
 
 
-async def test_a_thread_that_finds_the_folder_moved_writes_nowhere_else_while_another_one_follows_it(
+async def test_a_thread_that_finds_the_folder_moved_waits_for_the_one_that_follows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
@@ -393,7 +391,7 @@ async def test_a_thread_that_finds_the_folder_moved_writes_nowhere_else_while_an
     assert found == [tmp_path / "archive"]
 
 
-def test_a_run_whose_folder_another_process_takes_ends_and_keeps_what_it_trained_beside_it(
+def test_a_run_whose_folder_another_process_takes_ends_and_saves_next_to_it(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path
 ) -> None:
     def take() -> None:
@@ -410,7 +408,7 @@ def test_a_run_whose_folder_another_process_takes_ends_and_keeps_what_it_trained
     assert kept(tmp_path / "run") == ["step-000002"]
 
 
-def test_a_taken_folder_beside_which_none_can_be_made_is_said_with_what_is_lost(
+def test_if_no_folder_can_be_created_next_to_a_taken_one_the_loss_is_reported(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     longest = tmp_path / ("r" * 255)  # too long to append "-2"

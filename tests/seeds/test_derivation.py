@@ -25,7 +25,7 @@ def test_ten_thousand_seeds_of_neighboring_uses_all_differ(bits: int) -> None:
     assert all(0 <= seed < 1 << bits for seed in seeds)
 
 
-def test_every_bit_of_a_seed_is_as_often_set_as_not() -> None:
+def test_every_bit_of_a_seed_is_set_half_of_the_time() -> None:
     seeds = [seed_for("turn", run, turn) for run in range(10) for turn in range(1000)]
     shares = [np.mean([seed >> bit & 1 for seed in seeds]) for bit in range(63)]
     assert max(abs(share - 0.5) for share in shares) < 4.5 * 0.5 / len(seeds) ** 0.5
@@ -64,12 +64,12 @@ def test_runs_of_ten_neighboring_seeds_are_independent_by_a_rank_test() -> None:
     assert independent(found), (np.abs(found).max(), np.mean(found**2))
 
 
-def test_the_rank_test_finds_runs_whose_seeds_are_added_up() -> None:
+def test_the_rank_test_detects_runs_whose_seeds_are_sums() -> None:
     runs = [draws(run, lambda run, batch, task: 1000 * task + run + batch) for run in range(10)]
     assert not independent(rank_correlations(runs, LAGS))
 
 
-def test_uses_are_told_apart_by_their_parts_and_not_by_how_they_read_in_a_row() -> None:
+def test_uses_with_different_parts_have_different_seeds() -> None:
     texts = ["a, b", "a', 'b", "a\", 'b", "a\\", "a\nb", "", "ab", "1", "1, 1", "\ud83d\ude00", "😀", "\\ud83d\\ude00"]
     uses: list[tuple[int | str, ...]] = [("a", "b"), ("a", "", "b"), ("a\\", "b"), (), (1,), (1, 1), (11,), (-1,)]
     uses += [(text,) for text in texts]
@@ -77,7 +77,7 @@ def test_uses_are_told_apart_by_their_parts_and_not_by_how_they_read_in_a_row() 
     assert len({seed_for(purpose, "a", 1) for purpose in PURPOSES}) == len(PURPOSES)
 
 
-def test_numbers_and_texts_of_other_types_count_as_the_plain_ones() -> None:
+def test_numpy_integers_and_enums_count_as_their_plain_values() -> None:
     class Number(IntEnum):
         THREE = 3
 
@@ -98,14 +98,14 @@ def test_a_seed_is_the_same_on_every_machine_and_in_every_release() -> None:
     assert (VERSION, *found) == (2, 130339638612190488, 1157811603)
 
 
-def test_seeds_fit_what_they_are_given_to() -> None:
+def test_seeds_fit_the_generators_that_use_them() -> None:
     for number in range(100):
         random.Random(seed_for("turn", number))
         np.random.default_rng(seed_for("turn", number))
         np.random.RandomState(seed_for("env", number, bits=31))
 
 
-def test_each_purpose_is_named_in_one_place_of_the_code_and_nothing_else_makes_seeds_of_seeds() -> None:
+def test_each_purpose_occurs_once_and_no_other_code_derives_seeds() -> None:
     files = [path for folder in ("agentgym", "envs", "recipes", "templates") for path in (ROOT / folder).rglob("*.py")]
     texts = {path: path.read_text() for path in files if not path.name.startswith("test_")}
     places = {

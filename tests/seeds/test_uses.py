@@ -132,7 +132,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
     return asyncio.run(played(tmp_path_factory.mktemp("runs")))
 
 
-async def test_no_two_requests_of_training_share_a_seed(runs: list[Seen]) -> None:
+async def test_no_two_training_requests_share_a_seed(runs: list[Seen]) -> None:
     for run in runs:
         sessions = {session for session, _ in run.asked if session.startswith("train")}
         assert any("+" in session for session in sessions)  # a branch's session
@@ -142,12 +142,12 @@ async def test_no_two_requests_of_training_share_a_seed(runs: list[Seen]) -> Non
         assert not set(run.of("train")) & set(run.of("test"))
 
 
-async def test_neighboring_runs_share_no_seed_at_all(runs: list[Seen]) -> None:
+async def test_neighboring_runs_share_no_seed(runs: list[Seen]) -> None:
     one, other = ({seed for _, seed in [*run.asked, *run.resets]} for run in runs)
     assert not one & other
 
 
-async def test_the_rollouts_of_a_group_share_the_seed_of_their_env_and_groups_do_not(runs: list[Seen]) -> None:
+async def test_a_groups_rollouts_share_their_env_seed_and_groups_do_not(runs: list[Seen]) -> None:
     for run in runs:
         shared = Counter(run.resets_of("train"))
         assert len(shared) == RUN.max_steps * RUN.prompts_per_step
@@ -155,7 +155,7 @@ async def test_the_rollouts_of_a_group_share_the_seed_of_their_env_and_groups_do
         assert len({seed for _, seed in shared}) == len(shared)
 
 
-async def test_each_attempt_of_an_evaluation_has_an_env_seed_of_its_own(runs: list[Seen]) -> None:
+async def test_each_attempt_of_an_evaluation_has_a_different_env_seed(runs: list[Seen]) -> None:
     for run in runs:
         assert len({seed for _, seed in run.resets_of("test")}) == RUN.eval_tasks * RUN.eval_rollouts
 
@@ -167,7 +167,7 @@ async def test_all_evaluations_of_a_run_use_the_same_seeds(runs: list[Seen]) -> 
         assert set(Counter(run.of("test")).values()) == {3}
 
 
-async def test_the_seed_of_the_evaluations_is_kept_and_an_evaluation_of_that_seed_has_their_luck(
+async def test_an_evaluation_with_the_stored_eval_seed_gets_the_same_env_seeds(
     runs: list[Seen], tmp_path: Path
 ) -> None:
     for seed, run in enumerate(runs):
@@ -181,14 +181,14 @@ async def test_the_seed_of_the_evaluations_is_kept_and_an_evaluation_of_that_see
         assert json.loads((out / SUMMARY).read_text())["seed"] == begun_eval_seed(out) == said["eval_seed"]
 
 
-def test_eval_seed_is_the_seed_of_evaluations_whatever_that_of_the_run() -> None:
+def test_eval_seed_sets_the_evaluation_seed_whatever_the_runs_seed_is() -> None:
     assert {replace(RUN, seed=seed, eval_seed=7).held_out_seed for seed in range(3)} == {7}
     assert len({replace(RUN, seed=seed).held_out_seed for seed in range(100)}) == 100
     with pytest.raises(ValueError, match="eval_seed"):
         replace(RUN, eval_seed=-1)
 
 
-async def test_a_comparison_says_whether_both_had_the_same_luck(tmp_path: Path) -> None:
+async def test_a_comparison_says_whether_both_sides_had_the_same_seeds(tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("same", 3), ("other", 4)):
         await ag.evaluate(Chances, SPEAKER, n=2, seed=seed, output_dir=tmp_path / name)
     alike = ag.compare(tmp_path / "one", tmp_path / "same")
@@ -203,7 +203,7 @@ async def test_a_comparison_says_whether_both_had_the_same_luck(tmp_path: Path) 
     )
 
 
-async def test_an_evaluation_or_a_run_whose_seeds_were_derived_otherwise_is_not_resumed(
+async def test_evaluations_and_runs_with_another_seed_derivation_are_not_resumed(
     runs: list[Seen], tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"n": 2, "output_dir": tmp_path / "old"}
@@ -218,7 +218,7 @@ async def test_an_evaluation_or_a_run_whose_seeds_were_derived_otherwise_is_not_
         await ag.train_policy(replace(RUN, max_steps=3, resume=runs[0].folder))
 
 
-async def test_a_judge_of_groups_and_a_judge_of_rollouts_are_asked_with_seeds_of_their_own() -> None:
+async def test_group_rewards_and_rollout_rewards_ask_a_judge_with_different_seeds() -> None:
     tasks = [ag.Task(id=name, prompt="say") for name in ("a", "b")]
     JUDGE.asked.clear()
     await ag.evaluate(Judged, SPEAKER, tasks=tasks, k=2)
@@ -227,7 +227,7 @@ async def test_a_judge_of_groups_and_a_judge_of_rollouts_are_asked_with_seeds_of
     assert max(Counter(seed for _, seed in JUDGE.asked).values()) == 1
 
 
-async def test_a_judge_of_a_rescore_is_asked_with_other_seeds_for_each_rollout_of_each_step(tmp_path: Path) -> None:
+async def test_a_rescores_judge_has_a_different_seed_for_each_rollout_of_each_step(tmp_path: Path) -> None:
     groups = [await run_groups(Judged, Judged.tasks("train"), SPEAKER, n=2, seed=seed) for seed in (0, 1)]
     with RolloutWriter(tmp_path / "run") as store:
         for step, played in enumerate(groups):
@@ -238,7 +238,7 @@ async def test_a_judge_of_a_rescore_is_asked_with_other_seeds_for_each_rollout_o
     assert max(Counter(seed for _, seed in JUDGE.asked).values()) == 1
 
 
-async def test_a_task_that_comes_again_is_played_with_other_seeds_also_within_a_batch() -> None:
+async def test_a_repeated_task_gets_new_seeds_even_within_a_batch() -> None:
     RESETS.clear()
     tasks = (ag.Task(id=f"{number % 2}", prompt="say") for number in range(64))
     schedule = Schedule(group_size=2, seed=3, oversample=OversampleConfig(replace=3))
@@ -251,7 +251,7 @@ async def test_a_task_that_comes_again_is_played_with_other_seeds_also_within_a_
 
 
 @pytest.mark.parametrize("same_instance", [True, False])
-async def test_a_share_of_the_tasks_is_played_with_the_seeds_that_it_has_among_all_of_them(same_instance: bool) -> None:
+async def test_a_subset_of_tasks_gets_the_same_seeds_as_within_all_tasks(same_instance: bool) -> None:
     tasks = [ag.Task(id=f"{number}", prompt="say") for number in range(5)]
     found = []
     for shares in ([tasks], [tasks[0::2], tasks[1::2]]):
@@ -263,7 +263,7 @@ async def test_a_share_of_the_tasks_is_played_with_the_seeds_that_it_has_among_a
     assert len(found[0]) == (5 if same_instance else 10)
 
 
-async def test_the_batches_of_a_run_have_the_same_seeds_on_any_number_of_processes() -> None:
+async def test_a_runs_batches_have_the_same_seeds_on_any_number_of_processes() -> None:
     found = []
     for world in (1, 2):
         RESETS.clear()
@@ -303,7 +303,7 @@ class Dice(ag.Game):
         return str(rng.random())
 
 
-async def test_the_attempts_at_a_game_meet_another_opponent_and_other_dice_and_a_group_the_same() -> None:
+async def test_attempts_at_a_game_differ_in_opponent_and_dice_and_groups_do_not() -> None:
     task, engine = GameTask(id="g", prompt="Roll.", seed=4, seat=1), Scripted([call("move", action="roll")])
     apart = await ag.evaluate(Dice, engine, tasks=[task], k=8)
     together = await run_groups(Dice, [task], engine, n=8)

@@ -57,9 +57,7 @@ def written_until_killed(folder: Path, after_s: float) -> int:
 
 
 @pytest.mark.parametrize("moment", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 20))])
-def test_whenever_the_writer_is_killed_the_store_holds_all_but_the_last_unfinished_record(
-    tmp_path: Path, moment: int
-) -> None:
+def test_a_killed_writer_loses_at_most_the_last_unfinished_record(tmp_path: Path, moment: int) -> None:
     said = written_until_killed(tmp_path, random.Random(moment).uniform(0, 0.25))
     with RolloutStore(tmp_path) as store:
         assert store.query("PRAGMA integrity_check") == [("ok",)]

@@ -82,13 +82,13 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
 
 @SAME
 @given(mutations=MUTATIONS, chosen=st.integers(0, 11))
-def test_no_change_of_a_run_harms_a_command(fuzzed: Fuzzed, mutations: list[Mutation], chosen: int) -> None:
+def test_no_random_change_of_a_run_harms_a_command(fuzzed: Fuzzed, mutations: list[Mutation], chosen: int) -> None:
     fuzzed.check(mutations, chosen)
 
 
 @SAME
 @given(st.integers(0, 9), st.integers(0, 2**20), st.integers(0, len(ODD) - 1))
-def test_no_change_of_a_trajectory_harms_the_import(fuzzed: Fuzzed, name: int, place: int, odd: int) -> None:
+def test_no_random_change_of_a_trajectory_harms_the_import(fuzzed: Fuzzed, name: int, place: int, odd: int) -> None:
     fuzzed.check_import(name, place, odd)
 
 
@@ -96,7 +96,7 @@ def test_no_change_of_a_trajectory_harms_the_import(fuzzed: Fuzzed, name: int, p
 @pytest.mark.slow
 @settings(FUZZING, max_examples=2000)
 @given(mutations=MUTATIONS, chosen=st.integers(0, 11))
-def test_no_change_of_two_thousand_runs_harms_a_command(fuzzed: Fuzzed, mutations: list[Mutation], chosen: int) -> None:
+def test_no_change_in_two_thousand_runs_harms_a_command(fuzzed: Fuzzed, mutations: list[Mutation], chosen: int) -> None:
     fuzzed.check(mutations, chosen)
 
 
@@ -104,7 +104,7 @@ def test_no_change_of_two_thousand_runs_harms_a_command(fuzzed: Fuzzed, mutation
 @pytest.mark.slow
 @settings(FUZZING, max_examples=2000)
 @given(st.integers(0, 9), st.integers(0, 2**20), st.integers(0, len(ODD) - 1))
-def test_no_change_of_two_thousand_trajectories_harms_the_import(
+def test_no_change_in_two_thousand_trajectories_harms_the_import(
     fuzzed: Fuzzed, name: int, place: int, odd: int
 ) -> None:
     fuzzed.check_import(name, place, odd)

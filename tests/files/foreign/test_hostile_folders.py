@@ -36,7 +36,7 @@ def placed(tmp_path: Path, sound: Path) -> Place:
     return place
 
 
-def test_a_sound_run_is_read_by_every_command(tmp_path: Path, sound: Path, commands: Worker) -> None:
+def test_every_command_reads_a_sound_run(tmp_path: Path, sound: Path, commands: Worker) -> None:
     place = placed(tmp_path, sound)
     before, found = place.kept(), commands.run(*place.commands())
     assert [wrong for one in found for wrong in wrong_with(one)] == []
@@ -55,13 +55,13 @@ def check(attack: str, place: Place, commands: Worker, asked: Sequence[list[str]
 
 
 @pytest.mark.parametrize("attack", CHOSEN)
-def test_no_command_is_harmed_by(attack: str, tmp_path: Path, sound: Path, commands: Worker) -> None:
+def test_no_attack_harms_a_command(attack: str, tmp_path: Path, sound: Path, commands: Worker) -> None:
     place = placed(tmp_path, sound)
     check(attack, place, commands, place.quick(place.commands()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_no_command_at_all_is_harmed_by(attack: str, tmp_path: Path, sound: Path, commands: Worker) -> None:
+def test_no_attack_harms_any_command(attack: str, tmp_path: Path, sound: Path, commands: Worker) -> None:
     place = placed(tmp_path, sound)
     check(attack, place, commands, place.commands())

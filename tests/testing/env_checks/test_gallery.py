@@ -103,7 +103,7 @@ async def sandboxes_of(env: type[ag.Env[Any]], sandbox: str) -> AsyncIterator[Sa
         yield sandboxes
 
 
-def test_every_env_of_the_gallery_has_an_oracle_and_is_played_here() -> None:
+def test_every_gallery_env_has_an_oracle_and_is_listed_here() -> None:
     assert set(NEEDED) == set(gallery())
     assert [name for name in NEEDED if oracle_of(find_env(name)) is None] == []
 

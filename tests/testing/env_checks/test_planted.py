@@ -77,7 +77,7 @@ async def test_several_mistakes_are_reported_together() -> None:
     assert [line.split(":")[0] for line in lines[1:]] == ["oracle", "no-op"]
 
 
-async def test_the_ids_of_threads_in_an_error_are_no_second_finding() -> None:
+async def test_thread_ids_in_an_error_do_not_give_a_second_finding() -> None:
     class Shelf(looking.Looking):
         async def setup(self) -> None:
             self.db = sqlite3.connect(":memory:")
@@ -94,7 +94,7 @@ async def test_the_ids_of_threads_in_an_error_are_no_second_finding() -> None:
         await check_env(Shelf, looking.TASK, oracle=looking.ORACLE)
 
 
-async def test_what_each_rollout_leaves_is_one_finding() -> None:
+async def test_leftovers_of_several_rollouts_are_one_finding() -> None:
     class Leaving(looking.Looking):
         async def setup(self) -> None:
             self.folder = tempfile.mkdtemp(prefix="planted-")

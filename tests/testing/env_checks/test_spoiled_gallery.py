@@ -131,7 +131,7 @@ async def assert_all_scored(name: str, kinds: list[str], tasks: list[Any], sandb
     assert wrong == []
 
 
-def test_every_env_of_the_gallery_with_a_sandbox_is_spoiled_here() -> None:
+def test_every_gallery_env_with_a_sandbox_is_listed_here() -> None:
     names = [name for name in gallery() if declares_sandboxes(find_env(name))]
     names += [
         f"templates/{path.parent.name}"
@@ -142,19 +142,19 @@ def test_every_env_of_the_gallery_with_a_sandbox_is_spoiled_here() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if READ[name].sandbox != "docker"])
-async def test_spoiled_files_are_scored(name: str) -> None:
+async def test_rollouts_with_spoiled_files_are_scored(name: str) -> None:
     async with sandboxes_of(name) as sandboxes:
         await assert_all_scored(name, [*QUICK], READ[name].tasks(env_of(name))[:1], sandboxes)
 
 
-async def test_nothing_that_lies_in_the_place_of_a_log_holds_up_its_reward() -> None:
+async def test_nothing_in_place_of_a_log_blocks_its_reward() -> None:
     async with sandboxes_of("logs") as sandboxes:
         await assert_all_scored("logs", [*SPOILED], READ["logs"].tasks(env_of("logs")), sandboxes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMED if READ[name].sandbox != "docker"])
-async def test_whatever_lies_at_any_path_that_a_reward_reads_is_scored(name: str) -> None:
+async def test_rollouts_are_scored_whatever_replaces_a_file_that_a_reward_reads(name: str) -> None:
     async with sandboxes_of(name) as sandboxes:
         await assert_all_scored(name, [*SPOILED], READ[name].tasks(env_of(name)), sandboxes)
 
@@ -172,7 +172,7 @@ def program_image(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.docker
 @pytest.mark.parametrize("name", [*NAMED])
-async def test_it_is_on_docker_too(name: str, request: pytest.FixtureRequest) -> None:
+async def test_rollouts_with_spoiled_files_are_also_scored_on_docker(name: str, request: pytest.FixtureRequest) -> None:
     tasks = READ[name].tasks(env_of(name))[:2]
     if name == "polyglot":
         tasks = [task.model_copy(update={"image": request.getfixturevalue("program_image")}) for task in tasks]

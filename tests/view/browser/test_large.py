@@ -77,7 +77,7 @@ def drawn(page: Page) -> list[int]:
     return [int(index) for index in found]
 
 
-def test_of_200_000_tokens_only_those_near_the_sight_are_drawn(large: Watched, folder: Path) -> None:
+def test_of_200_000_tokens_only_those_near_the_view_are_rendered(large: Watched, folder: Path) -> None:
     page = large.open(f"#/{route_of(large.page, folder)}/rollout/1?view=tokens&color=advantage")
     expect(page.locator('.tokens [data-i="0"]')).to_be_visible()
     assert 0 < len(drawn(page)) < 12_000
@@ -87,14 +87,14 @@ def test_of_200_000_tokens_only_those_near_the_sight_are_drawn(large: Watched, f
     assert 0 < len(drawn(page)) < 12_000
 
 
-def test_a_link_to_a_token_brings_it_into_sight_wherever_it_is(large: Watched, folder: Path) -> None:
+def test_a_link_to_a_token_scrolls_it_into_view(large: Watched, folder: Path) -> None:
     page = large.open(f"#/{route_of(large.page, folder)}/rollout/1?view=tokens&at=123456")
     expect(page.locator('.tokens [data-i="123456"]')).to_be_in_viewport()
     expect(page.locator('.tokens [data-i="123456"]')).to_have_class("t trained chosen")
     expect(page.locator(".token-tip")).to_contain_text("123,456")
 
 
-def test_the_map_of_a_segment_leads_to_where_it_is_clicked(large: Watched, folder: Path) -> None:
+def test_clicking_the_map_of_a_segment_scrolls_there(large: Watched, folder: Path) -> None:
     page = large.open(f"#/{route_of(large.page, folder)}/rollout/1?view=tokens")
     strip = page.locator(".strip")
     bounds = strip.bounding_box()
@@ -105,6 +105,6 @@ def test_the_map_of_a_segment_leads_to_where_it_is_clicked(large: Watched, folde
     assert abs(int(chosen.get_attribute("data-i") or 0) - 150_000) < 2_000
 
 
-def test_a_conversation_of_400_turns_shows_its_last(large: Watched, folder: Path) -> None:
+def test_a_conversation_of_400_turns_shows_its_last_turn(large: Watched, folder: Path) -> None:
     page = large.open(f"#/{route_of(large.page, folder)}/rollout/1")
     expect(page.get_by_text("said 399", exact=True)).to_be_attached()

@@ -107,7 +107,7 @@ def point(page: Page, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_picture_of_a_main_page_is_small(
+def test_screenshots_of_the_main_pages_are_small(
     opened: Open, address: str, routes: Routes, made: Made, name: str, tmp_path: Path
 ) -> None:
     page_name, _, theme = name.partition("-")
@@ -120,6 +120,6 @@ def test_a_picture_of_a_main_page_is_small(
     assert (folder / f"{name}.png").stat().st_size < LARGEST
 
 
-def test_the_docs_have_a_picture_of_each_main_page() -> None:
+def test_the_docs_have_a_screenshot_of_each_main_page() -> None:
     there = {path.stem for path in (ROOT / "docs/screenshots").glob("*.png")}
     assert there == set(NAMES)
