@@ -178,7 +178,7 @@ async def test_template_tokenizer_and_parser_errors_reach_the_agent_and_fail_no_
 async def test_a_conversation_that_cannot_fit_is_refused_before_it_is_rendered() -> None:
     class Unused(ByteTokenizer):
         def render(self, messages: Any, tools: Any, *, generation: bool) -> str:
-            raise AssertionError("it was rendered")
+            raise AssertionError("the conversation was rendered")
 
     api = api_of(Scripted([], tokenizer=Unused()), context_tokens=100)
     for messages in ([{"role": "user", "content": "x" * 6401}], [USER] * 101):
@@ -313,7 +313,7 @@ async def test_requests_are_parsed_as_the_http_standard_says(sent: bytes, said: 
         pytest.param(POST + b"A: b\r\n" * 101 + b"\r\n", b"431", id="101 headers"),
         pytest.param(POST + b"A: " + b"b" * 40_000 + b"\r\n\r\n", b"431", id="a long header"),
         pytest.param(POST + b"A\0: b\r\n\r\n", b"400", id="a NUL in a name"),
-        pytest.param(POST + b"A : b\r\n\r\n", b"400", id="a space behind a name"),
+        pytest.param(POST + b"A : b\r\n\r\n", b"400", id="a space after a name"),
         pytest.param(CHUNKED + b"2\r\nxxx\r\n0\r\n\r\n", b"400", id="a chunk longer than it says"),
         pytest.param(CHUNKED + b"1" + b"0" * 40 + b"\r\n", b"400", id="a length of 41 digits"),
         pytest.param(CHUNKED + b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n", b"400", id="chunks of one byte"),

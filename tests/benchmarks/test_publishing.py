@@ -26,7 +26,7 @@ def names(kept: dict[str, Goal], found: dict[str, Goal]) -> list[str]:
 
 
 def test_the_docs_page_matches_the_stored_results() -> None:
-    assert PAGE.read_text() == page(), "python -m benchmarks.publishing --page"
+    assert PAGE.read_text() == page(), "run `python -m benchmarks.publishing --page`"
 
 
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if plan.kept().exists()], ids=lambda plan: plan.name)

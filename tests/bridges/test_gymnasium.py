@@ -234,7 +234,7 @@ def test_an_interrupt_cancels_the_step_and_the_env_still_closes() -> None:
     with pytest.raises(KeyboardInterrupt):
         env.step("on")
     env.close()
-    assert Plain.used[1:] == [0], "closed once, in a task that is no longer being cancelled"
+    assert Plain.used[1:] == [0], "expected one close, in a task without a pending cancellation"
 
 
 class Broken(Plain):
@@ -526,7 +526,7 @@ def test_an_exported_env_is_closed_after_its_tools_thread_has_ended() -> None:
     class Slow(ag.ToolEnv[ag.Task]):
         @ag.tool(timeout_s=0.01)
         def work(self) -> None:
-            """Work for longer than it may."""
+            """Work past the time limit."""
             try:
                 begun.set()
                 free.wait()

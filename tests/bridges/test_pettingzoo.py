@@ -168,7 +168,7 @@ async def test_a_player_who_is_out_makes_no_more_moves_and_keeps_its_reward() ->
             return Out(3)
 
     rollout = await ag.rollout(Goes, game(), moves("2", "1"))
-    assert shown(rollout)[1:] == ["[5]"], "what it saw when it went"
+    assert shown(rollout)[1:] == ["[5]"], "the last observation before it was out"
     assert (rollout.reward, rollout.stop_reason, rollout.metrics["moves"]) == (2.0, "over", 1.0)
 
 

@@ -146,7 +146,7 @@ def test_calls_after_the_end_have_no_effect() -> None:
         place.reset(**row())
         for number in range(5):
             place.pick(number=number)
-        assert bridge.reward([[said("bye")]], [place]) == [2.0], "the limit on turns ended it"
+        assert bridge.reward([[said("bye")]], [place]) == [2.0], "the turn limit ended the episode"
 
 
 def test_an_env_that_fails_has_no_reward() -> None:
@@ -243,7 +243,7 @@ def test_one_grpo_step_of_trl_trains_the_tiny_model_on_our_env(tmp_path: Path) -
     (logged, *_) = trainer.state.log_history
     assert logged["tools/call_frequency"] > 0
     assert logged["tools/failure_frequency"] == 0
-    assert 0 < logged["reward"] < 1, "rewards that differ: else the step trains nothing"
+    assert 0 < logged["reward"] < 1, "the rewards must differ, or the step trains nothing"
     changed = [bool((old != new).any()) for old, new in zip(before, model.parameters(), strict=True)]
     assert all(changed)
     assert (len(sandboxes.made), len(sandboxes.leased)) == (8, 0)

@@ -248,7 +248,7 @@ async def test_an_environment_is_shared_and_torn_down_once_without_touching_sign
     assert (len(environment.cleaned), environment.torn) == (3, ["torn"])
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     await environment._teardown()
-    assert environment.torn == ["torn"], "it is not torn down again when the process ends"
+    assert environment.torn == ["torn"], "torn down again when the process ended"
 
 
 @needs_verifiers

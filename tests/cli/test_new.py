@@ -76,7 +76,7 @@ def test_an_invalid_name_is_refused_in_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
 def test_an_unwritable_folder_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,7 +76,7 @@ def test_each_block_says_its_language() -> None:
 
 @pytest.mark.parametrize("command", ALL, ids=str)
 def test_each_command_is_run_or_has_a_reason_why_not(command: Command) -> None:
-    assert rule_of(command), "name it in tests/docs/commands.py"
+    assert rule_of(command), "list the command in tests/docs/commands.py"
 
 
 @pytest.mark.parametrize("rule", [*RUN, *PARSED, *NOT_RUN])

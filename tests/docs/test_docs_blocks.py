@@ -108,7 +108,7 @@ def test_each_block_compiles_and_names_only_what_exists(block: Block) -> None:
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("agentgym"):
             importlib.import_module(node.module)
             missing += [alias.name for alias in node.names if not is_there(f"{node.module}.{alias.name}")]
-    assert not missing, f"{named(block)} names what agentgym does not have: {missing}"
+    assert not missing, f"{named(block)} uses names that agentgym does not have: {missing}"
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: str(guide.relative_to(ROOT)))

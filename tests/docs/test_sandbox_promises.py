@@ -40,9 +40,9 @@ def test_the_table_has_rows() -> None:
 @pytest.mark.parametrize(("promise", "name"), NAMED, ids=[name for _, name in NAMED])
 def test_every_promise_names_one_test(promise: str, name: str) -> None:
     path, colon, part = name.partition(": ")
-    assert colon, f"{promise}: name a test of {path}"
+    assert colon, f"{promise}: name a test in {path}"
     found = [function for function in functions(path) if part in function]
-    assert len(found) == 1, f"{promise}: {part!r} is part of {found} in {path}"
+    assert len(found) == 1, f"{promise}: expected {part!r} in exactly one test name, got {found} in {path}"
 
 
 def test_every_test_file_has_a_promise_or_is_listed_without_one() -> None:

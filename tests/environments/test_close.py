@@ -57,17 +57,17 @@ class Ward(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     def operate(self) -> str:
-        """Work for as long as it takes."""
+        """Work until it is released."""
         return self.work()
 
     @ag.tool(timeout_s=0.01)
     def operate_late(self) -> str:
-        """Work for longer than it may."""
+        """Work past the time limit."""
         return self.work()
 
     @ag.tool
     async def release(self) -> str:
-        """Let the work go."""
+        """Release the work."""
         self.free.set()
         return "released"
 

@@ -281,7 +281,7 @@ class Clearing(Quiz):
 
     @ag.tool
     async def wipe(self) -> str:
-        """Forget what was counted."""
+        """Clear the counts."""
         self.metrics.clear()
         return "wiped"
 

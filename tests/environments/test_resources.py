@@ -254,7 +254,7 @@ class Counting(ag.ToolEnv[ag.Task]):
 
     @ag.tool(timeout_s=0.05)
     def count(self) -> str:
-        """Count for ever."""
+        """Count forever."""
         query = "WITH RECURSIVE n(i) AS (SELECT began() UNION ALL SELECT 1 FROM n) SELECT count(*) FROM n"
         return str(self.db.execute(query).fetchone())
 

@@ -76,7 +76,7 @@ async def test_a_tool_that_opens_too_many_files_itself_fails_only_the_tool() -> 
     class Greedy(Opening):
         @ag.tool
         async def use(self) -> str:
-            """Open files for as long as there are any."""
+            """Open as many files as possible."""
             files = []
             try:
                 while True:
@@ -95,7 +95,7 @@ async def test_a_memory_error_of_a_tool_fails_only_the_tool() -> None:
     class Large(Opening):
         @ag.tool
         async def use(self) -> str:
-            """Raise what an allocation of a size that the model chose raises."""
+            """Allocate far too much memory."""
             return "x" * (1 << 62)
 
     rollout = await ag.rollout(Large, TASK, Scripted(SCRIPT))

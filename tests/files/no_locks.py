@@ -34,7 +34,7 @@ def refuse_locks(errno: int) -> None:
     packed = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in code))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(packed)))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    assert prctl(38, 1, 0, 0, 0) == 0, "no new privileges"
+    assert prctl(38, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS failed, without which there are no filters"
     assert prctl(22, 2, ctypes.byref(program), 0, 0) == 0, "seccomp"
 
 

@@ -34,7 +34,7 @@ def held(folder: Path, code: int) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.skipif(platform.machine() not in CALLS, reason="the numbers of the calls are not known here")
+@pytest.mark.skipif(platform.machine() not in CALLS, reason="the system call numbers of this machine are not known")
 @pytest.mark.parametrize(
     "code",
     [

@@ -250,7 +250,7 @@ async def test_a_finished_evaluation_is_resumed_without_running_the_model(tmp_pa
     first = await ag.evaluate(Even, engine, k=2, output_dir=tmp_path)
 
     def never(text: str) -> str:
-        raise AssertionError("it was played again")
+        raise AssertionError("a stored rollout was run again")
 
     again = await ag.evaluate(Even, Scripted(never), k=2, output_dir=tmp_path, resume=True)
     assert again.rewards == first.rewards

@@ -168,7 +168,7 @@ def children() -> dict[int, str]:
 
 @contextmanager
 def left_processes(*, come_to_an_end: bool = False) -> Iterator[list[str]]:
-    """Yield a list that is filled after the block with the processes that the block left behind, which are killed.
+    """Yield a list that is filled after the block with the processes that the block left; they are killed.
 
     With `come_to_an_end`, wait for each of them instead.
     """

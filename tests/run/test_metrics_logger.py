@@ -13,7 +13,7 @@ from tests.files.limits import files_up_to
 
 def test_a_non_finite_metric_is_null_in_the_file_and_counted(tmp_path: Path) -> None:
     def refuse(constant: str) -> Any:
-        pytest.fail(f"{constant} is no JSON")
+        pytest.fail(f"{constant} is not JSON")
 
     with MetricsLogger(tmp_path, steps=2) as log:
         log(0, {"reward": 1.0, "train/loss": float("nan"), "train/kl": float("inf")})

@@ -331,7 +331,7 @@ async def test_a_callbacks_changes_to_the_config_do_not_leak(tmp_path: Path) -> 
 async def test_values_that_are_not_callbacks_and_async_methods_are_refused_by_name() -> None:
     class Late(ag.Callback):
         async def on_step(self, *_: Any) -> None:  # type: ignore[override]
-            pytest.fail("nobody awaits it")
+            pytest.fail("it is never awaited")
 
     with pytest.raises(ValueError, match=r"^callbacks: Late.on_step is async, and is called, not awaited; make it a"):
         await ag.train_policy(SETTINGS, callbacks=[Late()])
@@ -344,11 +344,11 @@ async def test_values_that_are_not_callbacks_and_async_methods_are_refused_by_na
 async def test_a_method_without_an_event_or_with_a_yield_is_refused_by_name() -> None:
     class Misspelt(ag.Callback):
         def on_steps(self, *_: Any) -> None:
-            pytest.fail("it is no event")
+            pytest.fail("it is not an event")
 
     class Yields(ag.Callback):
         def on_step(self, *_: Any) -> Any:
-            yield pytest.fail("nobody iterates it")
+            yield pytest.fail("it is never iterated")
 
     with pytest.raises(ValueError, match=r"^callbacks: Misspelt.on_steps is no event of a run; did you mean 'on_step'"):
         await ag.train_policy(SETTINGS, callbacks=[Misspelt()])

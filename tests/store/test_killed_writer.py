@@ -65,7 +65,7 @@ def test_a_killed_writer_loses_at_most_the_last_unfinished_record(tmp_path: Path
         ids = {token for one in found for token in one.rollout.segments[0].token_ids.tolist()}
         assert store.token_bytes("", ids) == {token: b"%d" % token for token in ids}
     groups, rest = divmod(len(found), BATCH)
-    assert rest == 0, "a group is written whole or not at all"
+    assert rest == 0, "a group is stored in part"
     assert said <= groups <= said + 1
     for place, one in enumerate(found):
         assert same(one.rollout, played(*divmod(place, BATCH)))

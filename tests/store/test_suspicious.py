@@ -62,7 +62,7 @@ def test_a_reward_without_tool_calls_is_a_sign_if_others_called_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    "others", [(played("t/0", 0.0, said("5")),), (played("t/0", 1.0, called()),)], ids=["nobody calls", "no better"]
+    "others", [(played("t/0", 0.0, said("5")),), (played("t/0", 1.0, called()),)], ids=["no other calls", "not higher"]
 )
 def test_a_reward_without_tool_calls_is_not_a_sign_if_it_is_usual_or_not_higher(others: Any) -> None:
     assert signs(*others, played("t/2", 1.0, said("4"))) == {}

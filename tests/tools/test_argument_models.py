@@ -51,7 +51,9 @@ def tool_env(function: Callable[..., Any]) -> type[ag.ToolEnv[ag.Task]]:
         (numbers, "parameter 'values': pydantic can't read the type numpy.ndarray: "),
         (nested, "parameter 'values': pydantic can't read the type list"),
         pytest.param(
-            pair, "parameter 'both': pydantic can't ", marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="")
+            pair,
+            "parameter 'both': pydantic can't ",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic reads it since Python 3.12"),
         ),
     ],
 )

@@ -55,7 +55,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool(parallel=True, timeout_s=5)
     async def late(self) -> str:
-        """Wait for ever."""
+        """Wait forever."""
         await asyncio.Event().wait()
         return "never"
 
@@ -66,7 +66,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool(parallel=True)
     def spin(self) -> str:
-        """Go on for ever."""
+        """Run forever."""
         while True:
             time.sleep(0.001)
 
@@ -87,7 +87,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     async def alone(self) -> str:
-        """Run beside nothing."""
+        """Run alone."""
         self.noted.append("alone")
         return "alone"
 

@@ -51,7 +51,7 @@ class Shop(ag.ToolEnv[ag.Task]):
 
     @ag.tool(timeout_s=0.05)
     async def late(self) -> AsyncIterator[str]:
-        """Begin, and never end."""
+        """Start, and never end."""
         try:
             yield "begun"
             await asyncio.Event().wait()
@@ -60,13 +60,13 @@ class Shop(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     async def refuse(self) -> AsyncIterator[str]:
-        """Begin, and refuse."""
+        """Start, and refuse."""
         yield "begun"
         raise ag.ToolError("no more parts")
 
     @ag.tool
     async def count(self) -> AsyncIterator[Any]:
-        """Yield what is no text."""
+        """Yield a number instead of text."""
         yield 1
 
     @ag.tool
@@ -180,7 +180,7 @@ class Endless(ag.ToolEnv[ag.Task]):
 
     @ag.tool(timeout_s=0.05)
     async def stubborn(self) -> AsyncIterator[str]:
-        """Go on when it is closed, once."""
+        """Continue when it is closed for the first time."""
         closed = 0
         while True:
             try:
@@ -193,7 +193,7 @@ class Endless(ag.ToolEnv[ag.Task]):
 
     @ag.tool(timeout_s=0.05)
     async def deaf(self) -> AsyncIterator[str]:
-        """Go on when it is cancelled."""
+        """Continue when it is cancelled."""
         for _ in range(10_000):
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.001)
@@ -202,7 +202,7 @@ class Endless(ag.ToolEnv[ag.Task]):
     @ag.tool(timeout_s=0.05)
     @plainly
     async def wrapped(self) -> AsyncIterator[str]:
-        """Yield without end behind a decorator."""
+        """Yield endlessly inside a decorator."""
         while True:
             spend()
             yield "y"

@@ -94,7 +94,7 @@ class Desk:
 
     @ag.tool
     async def impatient(self) -> None:
-        """Raise a time-out of its own."""
+        """Raise its own TimeoutError."""
         raise TimeoutError("no route")
 
     @ag.tool(timeout_s=2)
@@ -154,16 +154,16 @@ async def test_malformed_empty_or_missing_json_gets_a_message_with_the_tools_nam
 @pytest.mark.parametrize(
     ("name", "arguments", "content"),
     [
-        pytest.param("search", '{"query": "a"}', "a web 3 None", id="arguments_that_are_json_text_are_read"),
-        pytest.param("plot", {"at": {"x": 3}}, '{"x":3}', id="a_nested_model_arrives_built_and_returns_as_json"),
-        pytest.param("greet", {}, '{"hello": "wörld"}', id="what_is_no_text_is_json_without_escapes"),
+        pytest.param("search", '{"query": "a"}', "a web 3 None", id="arguments may be JSON text"),
+        pytest.param("plot", {"at": {"x": 3}}, '{"x":3}', id="a nested model is validated and returned as JSON"),
+        pytest.param("greet", {}, '{"hello": "wörld"}', id="other values are JSON without escapes"),
         pytest.param(
-            "explode", {}, "error: tool 'explode' failed: KeyError: 'fuse'", id="an_exception_is_its_cause_no_traceback"
+            "explode", {}, "error: tool 'explode' failed: KeyError: 'fuse'", id="an exception without its traceback"
         ),
-        pytest.param("refuse", {}, "error: no such file; list the folder first", id="a_tool_error_is_its_text"),
-        pytest.param("sleep", {}, "error: tool 'sleep' timed out after 0.01 s", id="a_late_async_tool_timed_out"),
+        pytest.param("refuse", {}, "error: no such file; list the folder first", id="the text of a ToolError"),
+        pytest.param("sleep", {}, "error: tool 'sleep' timed out after 0.01 s", id="a timeout"),
         pytest.param(
-            "impatient", {}, "error: tool 'impatient' failed: TimeoutError: no route", id="a_time_out_of_its_own_is_not"
+            "impatient", {}, "error: tool 'impatient' failed: TimeoutError: no route", id="the tool's own TimeoutError"
         ),
     ],
 )

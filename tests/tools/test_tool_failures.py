@@ -62,14 +62,14 @@ class Desk(ag.ToolEnv[ag.Task]):
     @ag.tool
     @plainly
     async def wrapped(self) -> str:
-        """Wait behind a decorator."""
+        """Wait inside a decorator."""
         await asyncio.sleep(0)
         return "awaited"
 
     @ag.tool(timeout_s=0.05)
     @plainly
     async def wrapped_and_late(self) -> str:
-        """Wait for ever behind a decorator."""
+        """Wait forever inside a decorator."""
         await asyncio.Event().wait()
         return "never"
 
@@ -85,7 +85,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     def cancel(self) -> None:
-        """Raise what a cancelled future raises."""
+        """Raise CancelledError, as a cancelled future does."""
         raise asyncio.CancelledError
 
     @ag.tool
@@ -95,7 +95,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     def query(self) -> Any:
-        """Ask the data base, from another thread than it was opened in."""
+        """Query the database from another thread than it was opened in."""
         return self.db.execute("select 1").fetchall()
 
     @ag.tool
@@ -105,12 +105,12 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     def nameless(self) -> None:
-        """Raise what cannot say what it is."""
+        """Raise an exception without printable text."""
         raise Nameless
 
     @ag.tool
     def give(self, kind: str) -> Any:
-        """Give back something odd."""
+        """Return something odd."""
         return ODD[kind]()
 
     @ag.reward
@@ -282,7 +282,7 @@ async def test_a_stray_cancelled_error_is_a_failure_of_the_tool() -> None:
     class Shared(ag.ToolEnv[ag.Task]):
         @ag.tool
         async def wait(self) -> str:
-            """Wait for what somebody else has cancelled."""
+            """Wait for a future that has been cancelled elsewhere."""
             shared: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             shared.cancel()
             return await shared

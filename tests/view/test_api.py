@@ -109,7 +109,7 @@ def test_a_line_that_is_passed_through_equals_one_that_was_parsed(
 
 def strictly(text: bytes) -> Any:
     """Parse a text as strictly as a browser parses JSON."""
-    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_a_run_that_cannot_be_read_does_not_hide_others(tmp_path: Path, name: st
         assert [run["name"] for run in get(asked, "/api/runs")["runs"]] == ["one", "two"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read every folder")
 def test_a_folder_without_permission_does_not_hide_runs(tmp_path: Path) -> None:
     make_run(tmp_path / "mine")
     (tmp_path / "another's").mkdir(mode=0)

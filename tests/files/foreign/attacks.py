@@ -222,7 +222,7 @@ ATTACKS: Mapping[str, Attack] = {
             "a folder": Path.mkdir,
         }.items()
     },
-    "a zip bomb in what was said": zip_bomb,
+    "a zip bomb in the messages": zip_bomb,
     "a zip bomb in the details": lambda folder: zip_bomb(folder, "detail", "rollouts"),
     "a zip bomb in a task": lambda folder: zip_bomb(folder, "task", "tasks"),
     "a view without an end": view_without_end,
@@ -239,13 +239,13 @@ ATTACKS: Mapping[str, Attack] = {
     "tasks that are NULL": lambda folder: nulls(folder, "rollouts", "group_id"),
     "names that are NULL": lambda folder: nulls(folder, "rollouts", "rollout_id"),
     "kinds that are NULL": lambda folder: nulls(folder, "segments", "kind"),
-    "values that lie": lying_values,
-    "columns that lie": lambda folder: changed(folder, "UPDATE segments SET token_ids = 'x', logprobs = 7"),
+    "values of the wrong type": lying_values,
+    "columns of the wrong type": lambda folder: changed(folder, "UPDATE segments SET token_ids = 'x', logprobs = 7"),
     "an unknown sign": lambda folder: changed(folder, "UPDATE rollouts SET suspicious = 'no-such-sign'"),
-    "messages that are none": no_messages,
+    "numbers in place of messages": no_messages,
     "blobs of 100,000 levels": deep_blobs,
     "settings of 100,000 levels": in_settings(deep()),
-    "settings that are no object": in_settings("[1]"),
+    "settings that are not an object": in_settings("[1]"),
     "settings of odd types": in_settings(
         json.dumps({"settings": {"env": 3, "model": [], "steps": 2**70, "recipe": {}}, "envs": {"a": {"where": 3}}})
     ),

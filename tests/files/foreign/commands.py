@@ -33,7 +33,7 @@ class Worker:
         self.process.stdin.write(f"{json.dumps(commands)}\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        assert line, f"the process ended with {self.process.wait()} in one of {commands}"
+        assert line, f"the worker exited with {self.process.wait()} during one of {commands}"
         found: list[dict[str, Any]] = json.loads(line)
         return found
 
@@ -144,16 +144,16 @@ def wrong_with(found: Mapping[str, Any]) -> list[str]:
     wrong = []
     if found["code"] not in EXITS or "Traceback" in said:
         wrong.append(
-            f"it ended with {found['code']}: {found['out'][-2000:] if found['words'][0] == 'GET' else ''}{said[-3000:]}"
+            f"it exited with {found['code']}: {found['out'][-2000:] if found['words'][0] == 'GET' else ''}{said[-3000:]}"
         )
     if found["mib"] >= MOST_MIB:
-        wrong.append(f"it took {found['mib']} MiB")
+        wrong.append(f"it used {found['mib']} MiB of memory")
     if found["cpu_s"] >= MOST_CPU_S:
-        wrong.append(f"it took {found['cpu_s']:.0f} s of the processor")
+        wrong.append(f"it used {found['cpu_s']:.0f} s of CPU time")
     if found["words"][0] != "GET" and any(c for text in (found["out"], said) for c in text if _steers(c)):
-        wrong.append("it steers the terminal")
+        wrong.append("it prints control characters")
     if found["code"] == 1 and found["words"][0] != "GET" and "agentgym: " not in said:
-        wrong.append(f"it says no sentence: {said[-500:]}")
+        wrong.append(f"it prints no error message: {said[-500:]}")
     return [f"{' '.join(found['words'][:3])}: {each}" for each in wrong]
 
 

@@ -78,7 +78,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         "seconds: must be a number, got 'x'",
     ),
     "a list": ([1], "it must hold a JSON object, got list"),
-    "an object of nothing": ({}, "schema_version: Field required"),
+    "an empty object": ({}, "schema_version: Field required"),
     "an id of a reference that is a list": (
         document(
             {
@@ -89,7 +89,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         ),
         "subagent_trajectory_ref.0.trajectory_id: Input should be a valid string",
     ),
-    "a continuation in it that is no document": (
+    "an embedded continuation that is not a document": (
         document(continued=5, **kept(index=2**70)),
         "index: must be a 64-bit integer",
     ),

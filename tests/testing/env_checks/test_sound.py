@@ -1,4 +1,4 @@
-"""A sound env passes its check and leaves nothing behind; a real sandbox is used if there is one."""
+"""A sound env passes its check and leaves nothing; a real sandbox is used if there is one."""
 
 import asyncio
 import subprocess

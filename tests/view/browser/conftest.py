@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
             if chromium() is None:
-                item.add_marker(pytest.mark.skip(reason="no chromium here: apt-get install chromium"))
+                item.add_marker(pytest.mark.skip(reason="Chromium is not installed: apt-get install chromium"))
 
 
 @dataclass(frozen=True)
