@@ -1,6 +1,4 @@
-"""A tool's return value as the model reads it: complete JSON, the same in every process, or an error with the
-reason.
-"""
+"""A tool's return value as the model reads it: complete JSON, equal in every process, or an error with a reason."""
 
 import enum
 import os

@@ -144,7 +144,7 @@ def wrong_with(found: Mapping[str, Any]) -> list[str]:
     wrong = []
     if found["code"] not in EXITS or "Traceback" in said:
         wrong.append(
-            f"it exited with {found['code']}: {found['out'][-2000:] if found['words'][0] == 'GET' else ''}{said[-3000:]}"
+            f"its exit is {found['code']}: {found['out'][-2000:] if found['words'][0] == 'GET' else ''}{said[-3000:]}"
         )
     if found["mib"] >= MOST_MIB:
         wrong.append(f"it used {found['mib']} MiB of memory")
