@@ -112,7 +112,7 @@ def test_two_files_with_the_same_name_are_two_modules(tmp_path: Path) -> None:
     assert ag.find_env(str(files[1])) is second
 
 
-def test_a_missing_file_or_one_with_ambiguous_envs_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_or_one_without_exactly_one_env_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^env: there is no file .*nowhere\.py; name one"):
         ag.find_env(str(tmp_path / "nowhere.py"))
     empty, both = tmp_path / "no_env_in_it.py", tmp_path / "two_envs_in_it.py"

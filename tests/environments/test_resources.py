@@ -191,7 +191,7 @@ async def test_cancellation_interrupts_the_opening_and_closing_of_resources(no_l
             await running
 
 
-async def test_a_rollout_that_starts_after_resources_were_closed_fails_with_a_reason() -> None:
+async def test_a_rollout_that_starts_after_resources_have_ended_fails_with_a_reason() -> None:
     fail = asyncio.Event()
 
     class Dying(Searching):
@@ -232,7 +232,7 @@ async def test_a_fixture_can_keep_resources_open_for_a_test(index: Index) -> Non
 
 
 @pytest.mark.parametrize("bare", [True, False])
-def test_an_open_resources_that_is_not_a_classmethod_is_refused_with_the_class(bare: bool) -> None:
+def test_an_invalid_open_resources_is_refused_when_the_class_is_created(bare: bool) -> None:
     async def generator(cls: Any) -> AsyncIterator[int]:
         yield 1
 

@@ -100,7 +100,7 @@ def test_an_invalid_engine_of_the_teacher_gives_one_line(recipe: ag.RunConfig, f
 
 
 @pytest.mark.parametrize("flag", ["--teacher-engine.threads", "--engine.threads"])
-def test_a_refused_flag_names_the_engine_that_it_belongs_to(flag: str) -> None:
+def test_a_refused_flag_of_either_engine_is_named(flag: str) -> None:
     with pytest.raises(RefusedWords, match=f"^{flag}: must be at least 1, got '0'"):
         settings(chase_distill.RECIPE, [flag, "0"])
 
