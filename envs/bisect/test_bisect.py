@@ -58,13 +58,13 @@ async def test_four_wrong_guesses_end_the_rollout(sandboxes: FakeSandboxPool) ->
     assert rollout.metrics["turns"] == 1
 
 
-async def test_a_fifth_guess_is_neither_answered_nor_counted(sandboxes: FakeSandboxPool) -> None:
+async def test_a_fifth_guess_gets_no_hint_and_is_not_counted(sandboxes: FakeSandboxPool) -> None:
     rollout = await play(sandboxes, call("python", code="said = [guess(n) for n in (1, 15, 1, 15, 11)]"))
     assert namespace(sandboxes)["said"] == ["higher", "lower", "higher", "lower", "no guesses left"]
     assert rollout.reward == 0.0
 
 
-async def test_a_guess_that_is_no_number_still_counts(sandboxes: FakeSandboxPool) -> None:
+async def test_a_guess_that_is_not_a_number_still_counts(sandboxes: FakeSandboxPool) -> None:
     strange = "said = [guess(n) for n in ('11', None, [11], float('nan'))]"
     rollout = await play(sandboxes, call("python", code=strange))
     assert namespace(sandboxes)["said"] == ["not a number", "not a number", "not a number", "lower"]
@@ -86,7 +86,7 @@ async def test_a_malformed_call_costs_a_tenth(sandboxes: FakeSandboxPool) -> Non
     assert rollout.rewards == {"found": 1.0, "malformed": 1.0}
 
 
-async def test_charged_by_turn_the_reward_is_the_same_and_stands_at_its_turn(sandboxes: FakeSandboxPool) -> None:
+async def test_charged_per_turn_the_total_reward_is_the_same(sandboxes: FakeSandboxPool) -> None:
     wrong = raw("<tool_call>\nguess(8)\n</tool_call>")
     for script, by_turn in (
         ([wrong, *guessing(8), wrong, *guessing(11)], [-0.1, 0.0, -0.1, 0.0]),
@@ -98,9 +98,9 @@ async def test_charged_by_turn_the_reward_is_the_same_and_stands_at_its_turn(san
         assert rollout.reward == (await play(sandboxes, *script)).reward
 
 
-async def test_the_long_env_charges_each_guess_at_its_turn(sandboxes: FakeSandboxPool) -> None:
+async def test_the_long_env_charges_each_guess_in_its_turn(sandboxes: FakeSandboxPool) -> None:
     for script, by_turn, worth in (
-        (guessing(*[1] * 7, 11), [-0.05] * 7 + [0.0], 1 - 8 * 0.05),  # the last guess is paid in the outcome
+        (guessing(*[1] * 7, 11), [-0.05] * 7 + [0.0], 1 - 8 * 0.05),  # the last guess is charged in the outcome
         (guessing(*[1] * 20), [-0.05] * 19 + [0.0], -20 * 0.05),
         ([*guessing(1), say("?")], [-0.05, 0.0], -0.05),
     ):
@@ -110,7 +110,7 @@ async def test_the_long_env_charges_each_guess_at_its_turn(sandboxes: FakeSandbo
         assert rollout.reward == pytest.approx(worth)
 
 
-def test_the_long_env_says_how_many_guesses_there_are() -> None:
+def test_the_long_env_names_the_number_of_guesses() -> None:
     assert "at most 20 calls" in str(BisectLong.tasks("train")[0].prompt[0]["content"])
 
 
@@ -126,11 +126,11 @@ async def test_the_secret_and_the_count_are_not_in_the_sandbox(sandboxes: FakeSa
     assert names == {"guess", "print"}
 
 
-def test_every_secret_is_drawn_and_none_outside() -> None:
+def test_exactly_the_secrets_in_range_are_drawn() -> None:
     assert {task.secret for task in Bisect.tasks("train")[:300]} == set(range(1, 16))
 
 
-def test_no_task_of_the_test_split_has_the_id_of_a_training_task() -> None:
+def test_train_and_test_tasks_have_different_ids() -> None:
     train, test = Bisect.tasks("train"), Bisect.tasks("test")
     assert train[len(train) - 1].id != test[0].id
     assert train.indices.stop <= test.indices.start

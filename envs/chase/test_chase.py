@@ -19,7 +19,7 @@ async def test_chase_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPool) ->
     await check_env(Chase, TASK, oracle=SOLUTION, sandboxes=sandboxes)
 
 
-async def test_following_the_pointers_solves_it(sandboxes: FakeSandboxPool) -> None:
+async def test_following_the_pointers_solves_the_task(sandboxes: FakeSandboxPool) -> None:
     rollout = await ag.rollout(Chase, TASK, Scripted(SOLUTION), sandboxes=sandboxes)
     assert rollout.reward == 1.0
     assert rollout.stop_reason == "answer"

@@ -28,27 +28,27 @@ async def test_chase_delegate_keeps_the_contract_of_an_env(sandboxes: FakeSandbo
     await check_env(ChaseDelegate, TASK, oracle=follow, sandboxes=sandboxes)
 
 
-async def test_sub_agents_ask_sub_agents_and_report_back(sandboxes: FakeSandboxPool) -> None:
+async def test_sub_agents_can_delegate_to_sub_agents_and_report_back(sandboxes: FakeSandboxPool) -> None:
     rollout = await ag.rollout(ChaseDelegate, TASK, Scripted(follow), sandboxes=sandboxes)
     assert rollout.reward == 1.0
     assert [(s.kind, s.parent) for s in rollout.segments] == [("root", None), ("subagent", 0), ("subagent", 1)]
     assert rollout.metrics["tool_calls"] == 4
 
 
-async def test_a_sub_agent_that_guesses_spoils_the_answer(sandboxes: FakeSandboxPool) -> None:
+async def test_a_sub_agent_that_guesses_gives_a_wrong_answer(sandboxes: FakeSandboxPool) -> None:
     def hasty(text: str) -> Reply:
         return say("Answer: 99") if text.rstrip().endswith("assistant") and "key 61" in text else follow(text)
 
     assert (await ag.rollout(ChaseDelegate, TASK, Scripted(hasty), sandboxes=sandboxes)).reward == 0.0
 
 
-async def test_a_sub_agent_that_says_nothing_useful_is_answered_for(sandboxes: FakeSandboxPool) -> None:
+async def test_an_unusable_report_of_a_sub_agent_is_reported_as_no_value(sandboxes: FakeSandboxPool) -> None:
     script = [call("python", code="get(31)"), call("python", code="get(52)"), say("who knows"), say("Answer: 17")]
     rollout = await ag.rollout(ChaseDelegate, TASK, Scripted(script), sandboxes=sandboxes)
     assert "no value" in ByteTokenizer().decode(rollout.segments[0].token_ids.tolist())
 
 
-def test_what_is_delegated_is_neither_first_nor_last() -> None:
+def test_delegated_keys_are_neither_first_nor_last() -> None:
     for task in ChaseDelegate.tasks("train")[:200]:
         keys = list(task.store)
         assert set(task.owned) <= set(keys[1:-1])

@@ -63,14 +63,14 @@ async def test_a_long_chain_takes_several_contexts_and_one_reward(sandboxes: Fak
     assert sum(len(s.token_ids) for s in rollout.segments) > 2 * 1200
 
 
-async def test_a_wrong_summary_costs_the_rest_of_the_way(sandboxes: FakeSandboxPool) -> None:
+async def test_a_wrong_summary_costs_the_rest_of_the_reward(sandboxes: FakeSandboxPool) -> None:
     rollout = await ag.rollout(Roomy, TASK, Scripted(follow(lies=1)), sandboxes=sandboxes)
     assert 0 < (rollout.reward or 0.0) < 0.5
     assert rollout.rewards["solved"] == 0.0
 
 
 @pytest.mark.parametrize("lies", [0, 1])
-async def test_paid_at_its_turns_the_reward_is_the_same(sandboxes: FakeSandboxPool, lies: int) -> None:
+async def test_paid_per_turn_the_total_reward_is_the_same(sandboxes: FakeSandboxPool, lies: int) -> None:
     plain = await ag.rollout(Roomy, TASK, Scripted(follow(lies)), sandboxes=sandboxes)
     rollout = await ag.rollout(RoomyTurns, TASK, Scripted(follow(lies)), sandboxes=sandboxes)
     rewards = [turn.reward for segment in rollout.segments for turn in segment.turns]

@@ -34,7 +34,7 @@ async def test_both_branches_are_followed_and_the_larger_value_is_the_answer(san
     assert rollout.metrics["forks"] == 2
 
 
-async def test_a_branch_that_guesses_spoils_the_tree(sandboxes: FakeSandboxPool) -> None:
+async def test_a_branch_that_guesses_gives_a_wrong_answer(sandboxes: FakeSandboxPool) -> None:
     def hasty(text: str) -> Reply:
         return say("Answer: 99") if text.rstrip().endswith("assistant") and "see 60" in text else follow(text)
 
@@ -42,7 +42,7 @@ async def test_a_branch_that_guesses_spoils_the_tree(sandboxes: FakeSandboxPool)
     assert rollout.reward == 0.0
 
 
-async def test_the_session_of_a_branch_is_its_own(sandboxes: FakeSandboxPool) -> None:
+async def test_a_branch_has_a_separate_session(sandboxes: FakeSandboxPool) -> None:
     def noting(text: str) -> Reply:
         start, see, value = FOUND.findall(text)[-1]
         key = see or start

@@ -74,7 +74,7 @@ def test_the_mistakes_of_the_two_splits_are_disjoint(name: str) -> None:
     assert not set(single_bugs(name, "train")) & set(single_bugs(name, "test"))
 
 
-def test_a_mistake_is_one_stretch_of_text() -> None:
+def test_a_mutation_is_one_replaced_text() -> None:
     source = "def f(a, b=1):\n    # kept\n    if not (a < b):\n        return g(a, (b))\n    return (a + b) * 2\n"
     made = {apply(source, [m]) for m in mutations(source)}
     assert source.replace("a < b", "a <= b") in made
@@ -86,14 +86,14 @@ def test_a_mistake_is_one_stretch_of_text() -> None:
     assert all(ast.parse(broken) and "# kept" in broken for broken in made)
 
 
-def test_two_mistakes_leave_each_other_in_place() -> None:
+def test_two_mutations_do_not_affect_each_others_position() -> None:
     first, second = Mutation(0, 1, "xyz", "a"), Mutation(4, 5, "w", "b")
     assert apply("a + b", [first, second]) == apply("a + b", [second, first]) == "xyz + w"
     assert not overlap(first, second)
     assert overlap(first, Mutation(0, 5, "", "c"))
 
 
-def test_what_never_ends_is_no_task() -> None:
+def test_code_that_never_ends_is_not_a_task() -> None:
     source = "def f(n):\n    while n < 5:\n        n -= 1\n    return n\n"
     assert run(source, ["f(9)"]) == [{"value": 9}]
     assert run(source, ["f(0)"]) is None
@@ -101,7 +101,7 @@ def test_what_never_ends_is_no_task() -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("index", [*range(16), 4321, 9999])
-def test_every_task_is_broken_and_the_same_each_time(split: ag.Split, index: int) -> None:
+def test_every_task_is_broken_and_reproducible(split: ag.Split, index: int) -> None:
     task = make_task(split, index)
     assert task == make_task(split, index)
     source = task.files[f"{task.broken}.py"]
@@ -111,13 +111,13 @@ def test_every_task_is_broken_and_the_same_each_time(split: ag.Split, index: int
     assert 1 <= len(task.mistakes) <= 2
 
 
-def test_no_broken_module_of_the_test_split_is_trained_on() -> None:
+def test_no_broken_module_of_the_test_split_is_in_the_training_split() -> None:
     train, test = ({make_task(split, i).files[f"{MODULES[i % 8]}.py"] for i in range(200)} for split in SPLITS)
     assert not train & test
     assert len(train) > 100
 
 
-def test_a_bug_that_no_case_shows_is_none() -> None:
+def test_a_bug_that_no_case_detects_does_not_count() -> None:
     swap = next(m for m in mutations(original("intervals")) if m.kind == "swapped arguments")
     assert not is_broken("intervals", [swap])
 
@@ -129,7 +129,7 @@ async def test_code_repair_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPo
     await check_env(CodeRepair, TASK, oracle=solution(TASK), noop=[SUBMIT], sandboxes=sandboxes)
 
 
-async def test_an_edit_solves_it(sandboxes: FakeSandboxPool) -> None:
+async def test_an_edit_solves_the_task(sandboxes: FakeSandboxPool) -> None:
     task = next(t for t in CodeRepair.tasks("train") if len(t.mistakes) == 1 and t.mistakes[0] == "comparison")
     bad, good = task.files[f"{task.broken}.py"], original(task.broken)
     line = next((b, g) for b, g in zip(bad.splitlines(), good.splitlines(), strict=True) if b != g)
@@ -138,7 +138,7 @@ async def test_an_edit_solves_it(sandboxes: FakeSandboxPool) -> None:
     assert rollout.reward == 1.0
 
 
-async def test_another_right_solution_counts_too(sandboxes: FakeSandboxPool) -> None:
+async def test_another_right_solution_is_also_rewarded(sandboxes: FakeSandboxPool) -> None:
     source = original("lru").replace(
         "value = self.entries.pop(key)", "value = self.entries[key]\n        self._drop(key)"
     )
@@ -147,7 +147,7 @@ async def test_another_right_solution_counts_too(sandboxes: FakeSandboxPool) -> 
     assert rollout.reward == 1.0
 
 
-async def test_nothing_counts_before_submit(sandboxes: FakeSandboxPool) -> None:
+async def test_nothing_is_rewarded_without_submit(sandboxes: FakeSandboxPool) -> None:
     rollout = await play(sandboxes, mend(TASK), say("I am done."))
     assert rollout.reward == 0.0
 
@@ -157,13 +157,13 @@ async def test_a_malformed_call_costs_a_tenth(sandboxes: FakeSandboxPool) -> Non
     assert rollout.rewards == {"solved": 1.0, "malformed": 1.0}
 
 
-async def test_breaking_a_sound_module_loses_it(sandboxes: FakeSandboxPool) -> None:
+async def test_breaking_a_sound_module_earns_nothing(sandboxes: FakeSandboxPool) -> None:
     other = next(name for name in TASK.modules if name != TASK.broken)
     rollout = await play(sandboxes, mend(TASK), call("write", path=f"{other}.py", content="x = 1\n"), SUBMIT)
     assert rollout.reward == 0.0
 
 
-async def test_mistakes_with_the_editor_are_answered(sandboxes: FakeSandboxPool) -> None:
+async def test_mistakes_with_the_editor_get_a_message(sandboxes: FakeSandboxPool) -> None:
     script = [
         calls(
             ("read", {"path": "nothing.py"}),
@@ -178,7 +178,7 @@ async def test_mistakes_with_the_editor_are_answered(sandboxes: FakeSandboxPool)
     assert rollout.metrics["tool_errors"] == 4
 
 
-async def test_what_is_right_never_enters_the_sandbox(sandboxes: FakeSandboxPool) -> None:
+async def test_the_solution_never_enters_the_sandbox(sandboxes: FakeSandboxPool) -> None:
     await play(sandboxes, call("write", path="lru.py", content=original("lru") + "\n"), SUBMIT)
     (verifier,) = sandboxes.made[0].log  # type: ignore[attr-defined]
     assert CASES["lru"].hidden[1] in verifier
@@ -273,7 +273,7 @@ class Roomy(CodeRepair):
 
 
 @pytest.mark.parametrize("letter", ["\N{EVERGREEN TREE}", "\U00100000"], ids=["shown", "escaped"])
-async def test_the_longest_sound_repair_that_the_tools_can_write_is_rewarded(real: SandboxPool, letter: str) -> None:
+async def test_the_longest_repair_that_the_tools_can_write_is_rewarded(real: SandboxPool, letter: str) -> None:
     whole, mark = original("lru"), "# longer"
     written = f"{whole}{mark}".ljust(LONGEST, letter)
     assert len(written.encode()) > 1 << 16
@@ -295,11 +295,11 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("made", UNREADABLE)
-async def test_what_is_no_readable_source_is_no_solution(real: SandboxPool, made: str) -> None:
+async def test_an_unreadable_source_file_is_not_a_solution(real: SandboxPool, made: str) -> None:
     assert (await play(real, call("bash", cmd=f"rm lru.py; {made}"), SUBMIT)).reward == 0.0
 
 
-async def test_what_runs_on_after_submit_changes_nothing(real: SandboxPool) -> None:
+async def test_a_process_that_outlives_submit_has_no_effect(real: SandboxPool) -> None:
     daemon = "(while :; do echo 'import os; os._exit(0)' >lru.py; done) >/dev/null 2>&1 &"
     rollout = await play(real, call("bash", cmd=daemon), *solution(TASK))
     assert rollout.reward == 1.0

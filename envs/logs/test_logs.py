@@ -37,7 +37,7 @@ async def play(sandboxes: SandboxPool, task: LogTask, *script: Reply) -> ag.Roll
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("megabytes", [128, pytest.param(1024, marks=pytest.mark.slow)])
-async def test_a_log_of_any_size_goes_into_the_sandbox_and_clean_out_of_it(kind: Kind, megabytes: int) -> None:
+async def test_a_log_of_any_size_can_be_transferred_and_cleaned(kind: Kind, megabytes: int) -> None:
     small, task = make_task("train", 1, 24), make_task("train", 0, megabytes)
     async with sandboxes_for(task, kind) as sandboxes:
         await play(sandboxes, small, *ORACLE)  # Everything that any rollout loads is loaded by now.
@@ -55,7 +55,7 @@ async def test_the_env_keeps_its_contract(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_log_that_is_not_clean_or_too_clean_or_no_file_is_not_rewarded(kind: Kind) -> None:
+async def test_a_log_that_is_not_clean_or_lacks_lines_or_is_not_a_file_is_not_rewarded(kind: Kind) -> None:
     task = make_task("test", 0, 1)
     commands = (
         "true",
@@ -70,7 +70,7 @@ async def test_a_log_that_is_not_clean_or_too_clean_or_no_file_is_not_rewarded(k
             assert (await play(sandboxes, task, call("bash", cmd=command), say("Done."))).reward == 0.0, command
 
 
-def test_no_two_logs_and_no_two_pieces_of_one_are_the_same() -> None:
+def test_no_two_logs_or_parts_of_one_are_equal() -> None:
     tasks = [make_task(split, index, 4) for split in ("train", "test") for index in range(3)]
     made = [piece for task in tasks for piece, _ in pieces(task)]
     assert len(set(made)) == len(made) == 24

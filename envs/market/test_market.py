@@ -53,7 +53,7 @@ async def test_the_right_order_is_rewarded_and_the_next_episode_has_a_new_databa
 
 
 @pytest.mark.docker
-async def test_another_order_or_one_more_or_none_is_not_rewarded(real: SandboxPool) -> None:
+async def test_a_different_additional_or_missing_order_is_not_rewarded(real: SandboxPool) -> None:
     other = next(name for name, _, count in TASK.stock if name != TASK.name and count >= TASK.count)
     right = ordering(TASK.name, TASK.count)
     for script in (
@@ -66,7 +66,7 @@ async def test_another_order_or_one_more_or_none_is_not_rewarded(real: SandboxPo
 
 
 @pytest.mark.docker
-async def test_what_the_market_does_not_have_it_does_not_sell(real: SandboxPool) -> None:
+async def test_the_market_does_not_sell_what_it_lacks(real: SandboxPool) -> None:
     scarce = min(TASK.stock, key=lambda row: row[1])
     rollout = await play(real, ordering(scarce[0], TASK.count))
     assert "409" in said(rollout)
@@ -74,7 +74,7 @@ async def test_what_the_market_does_not_have_it_does_not_sell(real: SandboxPool)
 
 
 @pytest.mark.docker
-async def test_code_in_the_sandbox_can_neither_refill_the_market_nor_reach_its_database_nor_take_its_place(
+async def test_code_in_the_sandbox_cannot_refill_read_or_replace_the_market(
     real: SandboxPool,
 ) -> None:
     attempts = f"""{CLIENT}
@@ -95,7 +95,7 @@ for attempt in (
     assert rollout.reward == 1.0
 
 
-def test_the_cheapest_fruit_that_there_is_enough_of_is_asked_for() -> None:
+def test_the_task_asks_for_the_cheapest_fruit_in_sufficient_stock() -> None:
     for index in range(200):
         task = make_task("test", index)
         enough = [row for row in task.stock if row[2] >= task.count]

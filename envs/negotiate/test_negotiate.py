@@ -30,20 +30,20 @@ async def test_the_best_split_is_worth_1_to_both(no_leaks: None) -> None:
     assert [(s.role, s.trained) for s in rollout.segments] == [("", True), ("second", True)]
 
 
-async def test_a_part_is_worth_its_share_of_ones_own_part_in_the_best_split() -> None:
+async def test_the_first_players_reward_is_its_value_relative_to_the_best_split() -> None:
     rollout = await play(ALL, NOTHING)
     assert rollout.reward == TOTAL / worth(best_split(TASK.pool, *TASK.values), TASK.values[0]) >= 1.0
     assert rollout.role_rewards == {"second": 0.0}
 
 
 @pytest.mark.parametrize("script", [[ALL, ALL], [NOTHING, NOTHING], [say("Deal?"), say("Deal!")]])
-async def test_without_matching_offers_both_have_nothing(script: list[Reply]) -> None:
+async def test_without_matching_offers_both_get_nothing(script: list[Reply]) -> None:
     rollout = await play(*script * ROUNDS)
     assert (rollout.reward, rollout.role_rewards, rollout.stop_reason) == (0.0, {"second": 0.0}, "no deal")
     assert sum(len(s.turns) for s in rollout.segments) == 2 * ROUNDS
 
 
-async def test_an_offer_stands_until_the_next_one_and_talk_is_heard() -> None:
+async def test_an_offer_stands_until_the_next_one_and_messages_are_delivered() -> None:
     rollout = await play(ALL, say("Why?"), say("I need them."), NOTHING)
     assert rollout.stop_reason == "deal"
     first, second = rollout.segments
@@ -51,7 +51,7 @@ async def test_an_offer_stands_until_the_next_one_and_talk_is_heard() -> None:
     assert "> I need them." in str(second.transcript())
 
 
-async def test_a_second_player_whose_message_is_too_long_is_silent_and_both_are_scored() -> None:
+async def test_a_too_long_message_of_the_second_player_counts_as_silence() -> None:
     too_long = say("x" * 300)
     rollout = await play(ALL, too_long, *[ALL] * (ROUNDS - 1))
     assert (rollout.reward, rollout.role_rewards, rollout.stop_reason) == (0.0, {"second": 0.0}, "no deal"), rollout
@@ -59,7 +59,7 @@ async def test_a_second_player_whose_message_is_too_long_is_silent_and_both_are_
     assert (len(first.turns), len(second.turns)) == (ROUNDS, 1)
 
 
-async def test_the_last_offer_of_a_second_player_who_is_silent_can_still_be_taken() -> None:
+async def test_the_last_offer_of_a_silent_second_player_can_still_be_accepted() -> None:
     rollout = await play(say("Hello."), NOTHING, say("Is that all?"), say("x" * 300), ALL)
     assert rollout.stop_reason == "deal", rollout
 
@@ -67,12 +67,12 @@ async def test_the_last_offer_of_a_second_player_who_is_silent_can_still_be_take
 @pytest.mark.parametrize(
     "text", ["OFFER: book 1", "OFFER: book 9, hat 9", "`OFFER: book 1, hat 1`", "OFFER: book " + "9" * 9999]
 )
-def test_what_cannot_be_had_is_no_offer(text: str) -> None:
+def test_an_impossible_offer_does_not_count(text: str) -> None:
     assert last_offer(text, {"book": 2, "hat": 1}) is None
     assert last_offer(f"OFFER: book 0, hat 1\nor\n{text}", {"book": 2, "hat": 1}) == {"book": 0, "hat": 1}
 
 
-async def test_no_player_reads_the_values_of_the_other() -> None:
+async def test_no_player_sees_the_others_values() -> None:
     rollout = await play(*oracle(TASK))
     first, second = (str(segment.transcript()) for segment in rollout.segments)
     for text, own, others in ((first, 0, 1), (second, 1, 0)):
@@ -121,7 +121,7 @@ async def test_either_role_may_be_frozen_or_another_model(
         assert rollout.stop_reason == "deal"
 
 
-async def test_the_scripted_opponent_deals_with_itself_and_not_with_the_greedy() -> None:
+async def test_the_scripted_opponent_deals_with_a_conceder_and_not_with_a_greedy_player() -> None:
     env = Negotiate.configured(second="opponent")
     rewards: dict[str, float] = {}
     for name, replies in (("conceder", conceder), ("greedy", [ALL] * ROUNDS), ("silent", [say("?")] * ROUNDS)):
@@ -138,7 +138,7 @@ async def test_the_scripted_opponent_is_not_fooled_by_text_that_looks_like_its_o
     assert (rollout.reward, rollout.stop_reason) == (0.0, "no deal"), rollout
 
 
-def test_tasks_are_the_same_each_time_and_the_splits_differ() -> None:
+def test_tasks_are_reproducible_and_the_splits_differ() -> None:
     for index in range(50):
         task = make_task("train", index)
         assert task == make_task("train", index) != make_task("test", index)

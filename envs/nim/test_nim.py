@@ -47,7 +47,7 @@ async def test_the_random_opponent_loses_more_often_than_the_perfect_one() -> No
 @pytest.mark.parametrize(
     ("move", "why"), [("take two", "'take two' is no move"), ("A 9", "heap A has"), ("F 1", "heap F has 0")]
 )
-async def test_a_move_that_the_rules_do_not_allow_is_answered_with_what_to_do(move: str, why: str) -> None:
+async def test_an_illegal_move_gets_a_message_with_what_to_do(move: str, why: str) -> None:
     rollout = await ag.rollout(Nim, Nim.tasks("train")[0], Scripted([call("move", action=move), say("?")]))
     assert f"error: illegal move: {why}" in str(rollout)
     assert (rollout.reward, rollout.metrics["illegal_moves"]) == (-1.0, 1.0)

@@ -22,14 +22,14 @@ async def test_notes_keeps_the_contract_of_an_env() -> None:
 
 
 @pytest.mark.parametrize("pages", [6, 36])
-async def test_a_reader_who_takes_notes_answers_whatever_the_length(pages: int, no_leaks: None) -> None:
+async def test_a_reader_who_takes_notes_solves_books_of_any_length(pages: int, no_leaks: None) -> None:
     task = make_task("test", pages, 1)
     rollout = await ag.rollout(Notes, task, Scripted(oracle(task)))
     assert (rollout.reward, rollout.stop_reason) == (1.0, "answer"), rollout
     assert [segment.kind for segment in rollout.segments] == ["root"] + ["compaction"] * (pages // PAGES_A_CONTEXT)
 
 
-async def test_a_reader_without_notes_has_nothing_to_answer_with() -> None:
+async def test_a_reader_without_notes_cannot_answer() -> None:
     rollout = await read(oracle(TASK, takes_notes=False))
     assert rollout.reward == 0.0, rollout
     moves = {f"carried the {thing}" for thing in TASK.places}
@@ -39,7 +39,7 @@ async def test_a_reader_without_notes_has_nothing_to_answer_with() -> None:
 
 
 @pytest.mark.parametrize("calls_a_turn", [2, 7])
-async def test_no_turn_reads_two_pages_so_no_context_holds_the_book(calls_a_turn: int) -> None:
+async def test_no_turn_reads_two_pages_so_no_context_contains_the_book(calls_a_turn: int) -> None:
     class Roomy(Notes):
         limits = replace(Notes.limits, context_tokens=1 << 20, turn_tokens=1 << 16)
 
@@ -64,7 +64,7 @@ async def test_an_answer_before_the_last_page_is_not_rewarded() -> None:
         assert (await ag.rollout(Notes, TASK, Scripted(replies))).reward == reward
 
 
-async def test_what_one_note_leaves_out_is_missing_at_the_end() -> None:
+async def test_a_fact_missing_from_one_note_is_missing_at_the_end() -> None:
     reader, first = oracle(TASK), next(iter(TASK.places))
 
     def forgetful(text: str) -> Reply:
@@ -76,7 +76,7 @@ async def test_what_one_note_leaves_out_is_missing_at_the_end() -> None:
     assert (await read(forgetful)).reward == pytest.approx(2 / 3)
 
 
-async def test_notes_have_no_room_for_the_pages_themselves() -> None:
+async def test_notes_are_too_short_for_the_pages_themselves() -> None:
     reader = oracle(TASK)
 
     def copying(text: str) -> Reply:
@@ -111,7 +111,7 @@ async def test_naming_every_room_is_not_rewarded() -> None:
         assert (await read(answering)).reward == reward
 
 
-def test_the_last_pages_move_nothing_that_is_asked_for_and_the_splits_differ() -> None:
+def test_the_last_pages_never_move_the_items_of_the_question() -> None:
     for index in range(100):
         task = make_task("train", 9, index)
         last = " ".join(task.pages[-PAGES_A_CONTEXT:])

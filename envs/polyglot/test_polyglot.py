@@ -81,7 +81,7 @@ async def play(sandboxes: SandboxPool | None, task: PolyglotTask, *script: Reply
 
 @pytest.mark.docker
 @pytest.mark.slow
-async def test_each_task_is_played_in_the_image_of_its_language_and_mending_is_rewarded(
+async def test_each_task_runs_in_the_image_of_its_language_and_a_fix_is_rewarded(
     tasks: dict[str, PolyglotTask],
 ) -> None:
     replies = {task.id: [LOOK, *oracle(task)] for task in tasks.values()}
@@ -97,7 +97,7 @@ async def test_each_task_is_played_in_the_image_of_its_language_and_mending_is_r
 
 @pytest.mark.docker
 @pytest.mark.slow
-async def test_a_batch_of_tasks_shares_two_sandboxes_among_three_images(tasks: dict[str, PolyglotTask]) -> None:
+async def test_a_batch_of_tasks_with_three_images_shares_two_sandboxes(tasks: dict[str, PolyglotTask]) -> None:
     groups = await run_groups(Polyglot, list(tasks.values()), Scripted([SUBMIT]), n=1, concurrency=2)
     rewards = {rollout.group_id: rollout.reward for rollout in groups.rollouts}
     assert all(reward is not None and 0.0 < reward < 1.0 for reward in rewards.values()), rewards
@@ -111,14 +111,14 @@ async def test_polyglot_keeps_the_contract_of_an_env(tasks: dict[str, PolyglotTa
 
 @pytest.mark.docker
 @pytest.mark.slow
-async def test_what_was_not_submitted_is_not_rewarded(tasks: dict[str, PolyglotTask]) -> None:
+async def test_work_that_was_not_submitted_is_not_rewarded(tasks: dict[str, PolyglotTask]) -> None:
     played = await play(None, tasks["perl"], oracle(tasks["perl"])[0], say("Done."))
     assert played.reward == 0.0
 
 
 @pytest.mark.docker
 @pytest.mark.slow
-async def test_an_image_without_a_program_is_named(tasks: dict[str, PolyglotTask]) -> None:
+async def test_an_image_without_a_program_is_named_in_the_error(tasks: dict[str, PolyglotTask]) -> None:
     other = tasks["python"].model_copy(update={"image": default_image()})
     played = await ag.rollout(Polyglot, other, Scripted([SUBMIT]))
     assert f"the image {default_image()!r} has no /task/program" in str(played.failure)

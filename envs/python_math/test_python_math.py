@@ -141,7 +141,7 @@ async def test_names_persist_from_call_to_call(sandboxes: FakeSandboxPool) -> No
     assert rollout.reward == 1.0
 
 
-async def test_an_exception_in_the_code_is_an_answer_the_model_reads(sandboxes: FakeSandboxPool) -> None:
+async def test_an_exception_in_the_code_is_a_message_to_the_model(sandboxes: FakeSandboxPool) -> None:
     rollout = await play(sandboxes, call("python", code="1 / 0"), say("Answer: 1/4"))
     assert rollout.reward == 1.0
     assert rollout.metrics["tool_errors"] == 0
@@ -173,7 +173,7 @@ async def test_no_answer_before_the_last_turn_earns_nothing(sandboxes: FakeSandb
         ("Answer: not 41, Answer: 42", Fraction(42)),
     ],
 )
-def test_an_answer_is_read(text: str, number: Fraction) -> None:
+def test_answers_are_parsed(text: str, number: Fraction) -> None:
     assert parse_answer(text) == number
 
 
@@ -201,14 +201,14 @@ def test_an_answer_is_read(text: str, number: Fraction) -> None:
         "\\boxed{42}\nor perhaps not",
     ],
 )
-def test_anything_but_a_number_is_no_answer(text: str) -> None:
+def test_text_that_is_not_a_number_is_not_an_answer(text: str) -> None:
     assert parse_answer(text) is None
 
 
 # ------------------------------------------------------------------- the generator
 
 
-def test_every_family_has_a_brute_force() -> None:
+def test_every_family_has_a_brute_force_solution() -> None:
     assert sorted(made.__name__ for made in FAMILIES) == sorted(BRUTE)
 
 
@@ -233,7 +233,7 @@ def test_the_same_index_gives_the_same_task() -> None:
     assert PythonMath.tasks("train")[7] == PythonMath.tasks("train")[7] == make_task("train", 7)
 
 
-def test_the_first_tasks_stay_what_they_are() -> None:
+def test_the_first_tasks_never_change() -> None:
     """Held-out scores are compared across versions, so the generator must not change unnoticed."""
     answers = [task.answer for task in PythonMath.tasks("test")[: len(FAMILIES)]]
     assert answers == ["60", "566", "368634", "1287", "23/24", "65591", "312/47", "46"]

@@ -56,7 +56,7 @@ def outcomes(bug: Bug, cases: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.part}-{bug.kind}".replace(" ", "-"))
-def test_a_bug_is_one_stretch_of_text_that_breaks_hidden_cases_and_no_visible_one(bug: Bug) -> None:
+def test_a_bug_is_one_replaced_text_that_breaks_only_hidden_cases(bug: Bug) -> None:
     sound = part_source(bug.part, "acorn")
     assert sound.count(bug.good) == 1
     assert sound.replace(bug.good, bug.bad).count(bug.bad) == 1
@@ -77,14 +77,14 @@ def test_the_tests_of_a_repository_pass_with_its_bug(tmp_path: Path) -> None:
     assert "Ran 0 tests" not in done.stderr
 
 
-def test_no_bug_is_in_both_splits_and_each_split_has_them_all() -> None:
+def test_no_bug_is_in_both_splits_and_together_they_have_all() -> None:
     kinds = [{(task.path.partition("/")[2], task.bad) for task in Repo.tasks(split)[:40]} for split in SPLITS]
     assert not kinds[0] & kinds[1]
     assert sum(map(len, kinds)) == len(BUGS)
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_task_is_the_same_each_time_and_has_what_its_modules_import(split: ag.Split) -> None:
+def test_tasks_are_reproducible_and_contain_their_imported_modules(split: ag.Split) -> None:
     for index in range(40):
         task = make_task(split, index)
         assert task == make_task(split, index)
@@ -110,7 +110,7 @@ async def test_repo_keeps_the_contract_of_an_env(real: SandboxPool) -> None:
     await check_env(Repo, TASK, oracle=oracle(TASK), sandboxes=real)
 
 
-async def test_mistakes_with_the_tools_are_answered(real: SandboxPool) -> None:
+async def test_mistakes_with_the_tools_get_a_message(real: SandboxPool) -> None:
     wrong = calls(
         ("read", {"path": "nothing.py"}),
         ("list", {"folder": "../.."}),
@@ -145,10 +145,10 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("how", CHEATS)
-async def test_cheating_does_not_mend_it(real: SandboxPool, how: str) -> None:
+async def test_cheating_does_not_fix_the_bug(real: SandboxPool, how: str) -> None:
     assert (await play(real, call("run", command=CHEATS[how]))).reward == 0.0
 
 
-async def test_whoever_mends_it_may_delete_the_tests(real: SandboxPool) -> None:
+async def test_a_fix_that_also_deletes_the_tests_is_rewarded(real: SandboxPool) -> None:
     rollout = await play(real, oracle(TASK)[0], call("run", command="rm -rf tests; echo 'raise SystemExit' > json.py"))
     assert rollout.reward == 1.0

@@ -24,7 +24,7 @@ async def test_search_keeps_the_contract_of_an_env() -> None:
     await check_env(Search, TASK, oracle=oracle(TASK), reward_range=(0.0, 1.0))
 
 
-async def test_the_oracle_finds_each_document_by_its_name_and_is_rewarded(no_leaks: None) -> None:
+async def test_the_oracle_finds_each_document_by_name_and_is_rewarded(no_leaks: None) -> None:
     tasks = Search.configured(hops=4).tasks("train")[:40]
     assert {len(task.path) for task in tasks} == {2, 3, 4}
     async with ag.open_resources(Search):
@@ -37,7 +37,7 @@ async def test_the_oracle_finds_each_document_by_its_name_and_is_rewarded(no_lea
                 assert name in read.env_messages[0]["content"]
 
 
-async def test_whoever_stops_before_the_last_document_has_not_read_the_answer() -> None:
+async def test_stopping_before_the_last_document_does_not_reveal_the_answer() -> None:
     async with ag.open_resources(Search):
         for task in Search.tasks("test")[:8]:
             *early, _, _ = oracle(task)  # without the last document and the answer
@@ -52,7 +52,7 @@ async def test_only_the_exact_answer_is_rewarded(answer: str) -> None:
     assert (await play(say(said))).reward == 0.0
 
 
-def test_the_splits_have_no_name_in_common_and_hundreds_of_documents() -> None:
+def test_the_splits_share_no_name_and_have_hundreds_of_documents() -> None:
     train, test = make_world("train"), make_world("test")
     assert not train.keys() & test.keys()
     assert len(train) == len(test) == 340
@@ -75,17 +75,17 @@ async def test_the_index_is_written_once_for_all_rollouts(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("query", ['"', "*", "title:x NEAR(", "a* OR", "'; DROP TABLE documents; --", "", "?!"])
-async def test_no_text_is_a_query_of_the_engines_own_language(query: str) -> None:
+async def test_any_text_is_a_valid_query(query: str) -> None:
     rollout = await play(call("search", query=query), say(""))
     assert (rollout.metrics["tool_errors"], rollout.error) == (0.0, None), rollout
 
 
-async def test_a_document_that_is_not_there_is_an_answer_to_the_model() -> None:
+async def test_a_missing_document_gives_a_message_to_the_model() -> None:
     rollout = await play(call("read", document=999), say(""))
     assert "error: there is no document 999" in str(rollout)
 
 
-async def test_an_interruption_ends_the_query_of_its_own_rollout_alone() -> None:
+async def test_an_interrupt_ends_only_the_query_of_its_own_rollout() -> None:
     async with ag.open_resources(Search) as folder:
         slow, other = Search(TASK), Search(TASK)
         for env in (slow, other):

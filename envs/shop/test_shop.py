@@ -68,7 +68,7 @@ OBEDIENT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", FORBIDDEN)
-async def test_the_tools_do_what_the_policy_forbids_and_it_is_not_rewarded(kind: str) -> None:
+async def test_actions_that_the_policy_forbids_are_possible_but_not_rewarded(kind: str) -> None:
     task, arguments = task_of(kind), dict(OBEDIENT[kind])
     did = call(arguments.pop("name"), number=number_in(task), **arguments)
     rollout = await play(task, verification(task), did)
@@ -76,7 +76,7 @@ async def test_the_tools_do_what_the_policy_forbids_and_it_is_not_rewarded(kind:
     assert (await play(task, *oracle(task)[:-1], did)).reward == 0.0  # Refusing and then doing it anyway is no better.
 
 
-async def test_the_right_change_without_a_verification_or_with_one_change_more_is_not_rewarded() -> None:
+async def test_a_change_without_verification_or_with_an_additional_change_earns_nothing() -> None:
     task = task_of("cancel")
     ask, verify, cancel, _ = oracle(task)
     other = next(int(row[0]) for row in task.rows["orders"] if row[0] != number_in(task))
@@ -98,7 +98,7 @@ async def test_looking_and_asking_cost_nothing() -> None:
     assert "Yes, please." in str(rollout)
 
 
-async def test_an_engine_by_the_name_in_a_recipe_plays_the_customer() -> None:
+async def test_an_engine_named_in_a_recipe_can_play_the_customer() -> None:
     made = ag.CustomEngineConfig(name="envs.shop.user:open_user").load()
     assert made is open_user
     task = task_of("send_back")
@@ -106,7 +106,7 @@ async def test_an_engine_by_the_name_in_a_recipe_plays_the_customer() -> None:
     assert rollout.reward == 1.0
 
 
-def test_the_commands_check_and_play_have_the_scripted_customer(
+def test_the_commands_check_and_play_use_the_scripted_customer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["check", "envs.shop.env:Shop", "--number", "4"]) == 0

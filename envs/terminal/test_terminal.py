@@ -60,7 +60,7 @@ NEARLY = {
 }
 
 
-async def test_work_that_is_nearly_right_is_not_rewarded(real: SandboxPool) -> None:
+async def test_nearly_right_work_is_not_rewarded(real: SandboxPool) -> None:
     for kind, command in NEARLY.items():
         assert (await play(real, task_of(kind), call("shell", command=command))).reward == 0.0, kind
 
@@ -81,14 +81,14 @@ async def test_cheating_does_not_solve_it(real: SandboxPool, how: str) -> None:
     assert (await play(real, task_of("count"), call("shell", command=CHEATS[how]))).reward == 0.0
 
 
-async def test_what_is_left_behind_spoils_no_right_answer(real: SandboxPool) -> None:
+async def test_a_background_process_cannot_spoil_a_right_answer(real: SandboxPool) -> None:
     task = task_of("count")
     daemon = "(while :; do echo 0 > answer.txt; done) >/dev/null 2>&1 & printf 'raise SystemExit' > os.py"
     rollout = await play(real, task, call("shell", command=daemon), call("shell", command=task.solution))
     assert rollout.reward == 1.0
 
 
-def test_what_is_right_is_in_no_prompt_and_no_file() -> None:
+def test_the_right_answer_is_in_no_prompt_or_file() -> None:
     for index in range(64):
         task = make_task("train", index)
         said = str(task.prompt) + task.prepare + "".join(task.files)
@@ -98,7 +98,7 @@ def test_what_is_right_is_in_no_prompt_and_no_file() -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_task_is_the_same_each_time(split: ag.Split) -> None:
+def test_tasks_are_reproducible(split: ag.Split) -> None:
     assert list(Terminal.tasks(split)[:16]) == [make_task(split, index) for index in range(16)]
 
 

@@ -43,9 +43,7 @@ async def test_tictactoe_keeps_the_contract_of_an_env(no_leaks: None) -> None:
 
 
 @pytest.mark.parametrize(("opponent", "least"), [("self", 1.0), ("frozen", 1.0), ("perfect", 0.0), ("random", 0.0)])
-async def test_the_oracle_wins_where_it_plays_both_sides_and_else_gets_what_the_board_allows(
-    opponent: str, least: float
-) -> None:
+async def test_the_oracle_wins_self_play_and_otherwise_gets_what_the_board_allows(opponent: str, least: float) -> None:
     env = against(opponent)
     for task in env.tasks("train")[:20]:
         rollout = await ag.rollout(env, task, Scripted(env.oracle(task)))
@@ -53,14 +51,14 @@ async def test_the_oracle_wins_where_it_plays_both_sides_and_else_gets_what_the_
         assert rollout.reward >= max(least, (worth(task.board, "X") + 1) / 2), task
 
 
-async def test_each_side_has_the_reward_of_its_own() -> None:
+async def test_each_side_has_a_separate_reward() -> None:
     for moves, x, o in (("14253", 1.0, 0.0), ("142596", 0.0, 1.0), ("159287364", 0.5, 0.5)):
         rollout = await play(*moves)
         assert (rollout.reward, rollout.role_rewards, rollout.stop_reason) == (x, {"O": o}, "game over"), moves
 
 
 @pytest.mark.parametrize("wrong", ["1", "0", "10", "two", ""])
-async def test_an_answer_that_is_no_free_field_is_answered_with_those_that_are(wrong: str) -> None:
+async def test_an_answer_that_is_not_a_free_field_gets_a_message_with_the_free_ones(wrong: str) -> None:
     rollout = await play("two", "1", wrong, "4", "2", "5", "3")
     assert (rollout.reward, rollout.role_rewards) == (1.0, {"O": 0.0})
     assert (rollout.metrics["illegal_X"], rollout.metrics["illegal_O"]) == (1, 1)
@@ -72,7 +70,7 @@ async def test_an_answer_that_is_no_free_field_is_answered_with_those_that_are(w
 
 
 @pytest.mark.parametrize("wrong", ["1", "0", "10", "two", ""])
-async def test_one_answer_too_many_that_is_no_free_field_forfeits_the_game(wrong: str) -> None:
+async def test_too_many_answers_that_are_not_free_fields_forfeit_the_game(wrong: str) -> None:
     for env, times in ((TicTacToe.configured(illegal_moves=0), 1), (TicTacToe, 4)):
         rollout = await play("1", *[wrong] * times, env=env)
         assert (rollout.reward, rollout.role_rewards, rollout.stop_reason) == (0.5, {"O": -1.0}, "game over")
@@ -84,13 +82,13 @@ async def test_one_answer_too_many_that_is_no_free_field_forfeits_the_game(wrong
         assert "; X forfeits the game." in rollout.segments[0].turns[-1].env_messages[0]["content"]
 
 
-async def test_an_answer_that_is_too_long_is_none() -> None:
+async def test_a_too_long_answer_does_not_count() -> None:
     assert (await play("1" * 99)).reward == -1.0
     rollout = await play("1", "2" * 99)
     assert (rollout.reward, rollout.role_rewards) == (0.5, {"O": -1.0})
 
 
-async def test_o_goes_on_in_one_conversation_and_is_trained_on_its_own_reward() -> None:
+async def test_o_continues_in_one_conversation_and_is_trained_on_its_own_reward() -> None:
     games = {"0": "14253", "1": "142596"}
 
     class Both(Scripted):
@@ -137,7 +135,7 @@ def test_a_perfect_player_never_loses() -> None:
     games("." * 9, "X")
 
 
-def test_tasks_are_games_that_are_not_over_with_x_to_move() -> None:
+def test_tasks_are_unfinished_games_with_x_to_move() -> None:
     train, test = TicTacToe.tasks("train"), TicTacToe.tasks("test")
     for task in train[:200]:
         assert not is_over(task.board)
@@ -146,7 +144,7 @@ def test_tasks_are_games_that_are_not_over_with_x_to_move() -> None:
     assert train.indices.stop <= test.indices.start
 
 
-async def test_the_demonstrator_plays_both_sides_and_mostly_takes_free_fields() -> None:
+async def test_the_demonstrator_plays_both_sides_and_mostly_picks_free_fields() -> None:
     tasks = TicTacToe.tasks("train")[:40]
     policy = [Scripted(demonstrate(task, random.Random(task.id))) for task in tasks]
     env = TicTacToe.configured(illegal_moves=0)

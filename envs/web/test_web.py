@@ -20,7 +20,7 @@ BUY, RETURN, RATE = (make_task("train", index) for index in range(3))
 
 
 class World(NamedTuple):
-    """The env with the site at one of its places, and an open pool of one sandbox for it."""
+    """The env with the site in one of its places, and an open pool of one sandbox for it."""
 
     env: type[Web]
     sandboxes: SandboxPool
@@ -46,7 +46,7 @@ async def play(world: World, task: WebTask, *script: Reply) -> ag.Rollout:
     return rollout
 
 
-async def test_the_oracle_does_every_kind_of_chore(world: World) -> None:
+async def test_the_oracle_does_every_kind_of_task(world: World) -> None:
     for index in range(len(KINDS)):
         task = make_task("test", index)
         rollout = await play(world, task, *oracle(task)[:-1])
@@ -57,7 +57,7 @@ async def test_web_keeps_the_contract_of_an_env(world: World) -> None:
     await check_env(world.env, RETURN, oracle=oracle(RETURN), sandboxes=world.sandboxes)
 
 
-async def test_whoever_follows_links_from_the_first_page_gets_there(world: World) -> None:
+async def test_following_links_from_the_first_page_leads_to_the_goal(world: World) -> None:
     wanted = max((row for row in RATE.content["products"] if row["id"] == RATE.action[1]), key=lambda row: row["price"])
     place = [row["id"] for row in RATE.content["products"] if row["category"] == wanted["category"]].index(wanted["id"])
     walk: list[Reply] = [call("get", path="/"), call("follow", text=wanted["category"])]
@@ -68,14 +68,14 @@ async def test_whoever_follows_links_from_the_first_page_gets_there(world: World
     assert "there is no such link; the links are: " in str(rollout)
 
 
-async def test_another_action_or_one_more_or_none_is_not_rewarded(world: World) -> None:
+async def test_a_different_additional_or_missing_action_is_not_rewarded(world: World) -> None:
     look, buy, *_ = oracle(BUY)
     other = oracle(RATE)[1]
     for script in ([look], [buy, buy], [buy, _with_token_of(BUY, other)], [_changed(buy, "count", "5")]):
         assert (await play(world, BUY, *script)).reward == 0.0
 
 
-async def test_no_forms_make_the_ledger_too_long_to_be_judged(world: World) -> None:
+async def test_the_number_and_length_of_forms_is_bounded(world: World) -> None:
     form = {"token": BUY.content["token"], "count": "1", "name": "\U0001f600" * 40}
     products = [str(row["id"]) for row in BUY.content["products"] if row["stock"]][:9]
     orders = [call("post", path="/order", fields=form | {"id": product}) for product in products]
@@ -86,7 +86,7 @@ async def test_no_forms_make_the_ledger_too_long_to_be_judged(world: World) -> N
     assert "8 forms were taken, and no more are" in str(rollout)
 
 
-async def test_what_the_site_refuses_is_not_done_and_says_why(world: World) -> None:
+async def test_a_form_that_the_site_refuses_has_no_effect_and_a_reason(world: World) -> None:
     buy = oracle(BUY)[1]
     wrong = [
         _changed(buy, "token", "guess"),
@@ -100,7 +100,7 @@ async def test_what_the_site_refuses_is_not_done_and_says_why(world: World) -> N
     assert len(re.findall(r"\b400 ", str(rollout))) == len(wrong)
 
 
-async def test_no_tool_opens_the_site_anew_or_leaves_it(world: World) -> None:
+async def test_no_tool_call_can_reset_or_leave_the_site(world: World) -> None:
     paths = ["/ledger", "//example.com/", "/../etc/passwd", "/?%0d%0aX: y"]
     malformed = [call("get", path=path) for path in ("http://example.com/", "/ HTTP/1.1\r\nX: y")]
     attempts = [*(call("get", path=path) for path in paths), call("post", path="/", fields={"products": "[]"})]
@@ -121,7 +121,7 @@ def _with_token_of(task: WebTask, sent: Reply) -> Reply:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_chore_has_one_right_action(split: ag.Split) -> None:
+def test_every_task_has_one_right_action(split: ag.Split) -> None:
     for index in range(150):
         task = make_task(split, index)
         assert task == make_task(split, index)

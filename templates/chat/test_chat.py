@@ -8,7 +8,7 @@ from .env import ChatTemplate, make_task, oracle
 TASK = make_task(5)
 
 
-async def test_the_order_that_was_meant_is_rewarded(no_leaks: None) -> None:
+async def test_the_intended_order_is_rewarded(no_leaks: None) -> None:
     rollout = await ag.rollout(ChatTemplate, TASK, Scripted(oracle(TASK)))
     assert (rollout.reward, rollout.stop_reason) == (1.0, "ordered"), rollout
 

@@ -10,13 +10,13 @@ from .env import GameTask, GameTemplate, oracle
 TASK = GameTask(id="eight", prompt="Which number?", number=8)
 
 
-async def test_a_message_without_a_guess_costs_a_tenth_at_its_turn(no_leaks: None) -> None:
+async def test_a_message_without_a_guess_costs_a_tenth_in_its_turn(no_leaks: None) -> None:
     rollout = await ag.rollout(GameTemplate, TASK, Scripted([say("Hm."), say("9"), say("8")]))
     assert (rollout.reward, rollout.stop_reason) == (0.9, "found"), rollout
     assert [turn.reward for turn in rollout.segments[0].turns] == [-0.1, 0.0, 1.0]
 
 
-async def test_four_wrong_guesses_are_the_end() -> None:
+async def test_four_wrong_guesses_end_the_game() -> None:
     rollout = await ag.rollout(GameTemplate, TASK, Scripted([say("7")] * 5))
     assert (rollout.reward, rollout.stop_reason) == (0.0, "turns"), rollout
 

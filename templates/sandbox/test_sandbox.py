@@ -17,7 +17,7 @@ async def test_the_right_function_is_rewarded(sandboxes: SandboxPool) -> None:
     assert rollout.reward == 1.0, rollout
 
 
-async def test_a_constant_is_right_in_one_case(sandboxes: SandboxPool) -> None:
+async def test_a_constant_passes_only_one_case(sandboxes: SandboxPool) -> None:
     constant = call("write", source="def f(x):\n    return 7\n")
     rollout = await ag.rollout(SandboxTemplate, TASK, Scripted([constant, say("done")]), sandboxes=sandboxes)
     assert rollout.reward == 0.25, rollout

@@ -1,4 +1,4 @@
-"""An engine whose ids no tokenizer would write again, a rollout's API on a port, and what must hold of both."""
+"""An engine whose ids no tokenizer would produce, a rollout's API on a local port, and checks of both."""
 
 import asyncio
 import random
@@ -30,9 +30,9 @@ LOOK = {
 
 
 class Drawing(Scripted):
-    """Draws words and calls by the seed; half of its ids stand for a byte that the tokenizer writes with another id.
+    """Draws words and tool calls by the seed; half of its ids are ones that the tokenizer would encode differently.
 
-    It keeps each prompt that it read with the ids that it drew, and waits for `gate` before each answer.
+    It records each prompt with the ids drawn for it, and waits for `gate` before each response.
     """
 
     def __init__(self, *, calls: bool = True, context_tokens: int = 1 << 20) -> None:
@@ -43,11 +43,11 @@ class Drawing(Scripted):
         self.gate.set()
         self.asked = asyncio.Event()
         self.left = asyncio.Event()
-        """Set when an answer that was waited for is given up."""
+        """Set when a pending request is cancelled."""
         self.breaks = False
 
     def reply(self, draw: random.Random) -> Message:
-        """The reply that is drawn."""
+        """Return a randomly drawn reply."""
         words = " ".join(draw.choice(["ja", "nein", "vielleicht", "ä", "🙂"]) for _ in range(draw.randint(1, 6)))
         return call("look", at=words) if self.calls and draw.random() < 0.5 else say(words)
 
@@ -78,7 +78,7 @@ class Drawing(Scripted):
 
 @dataclass
 class Played:
-    """A rollout that requests are made of by hand, without an env."""
+    """A rollout without an env, whose requests the test makes itself."""
 
     engine: Any
     limits: ag.Limits = field(default_factory=lambda: ag.Limits(turns=1000, context_tokens=1 << 16))
@@ -98,7 +98,7 @@ class Played:
         self.policy = PromptedPolicy(self.state)
 
     async def say(self, *messages: Message, **asked: Any) -> Message:
-        """Ask with these messages, and return the answer."""
+        """Send these messages and return the reply."""
         return (await self.policy.answer(request(*messages, **asked))).message
 
     def rollout(self, reward: float = 1.0) -> Rollout:
@@ -112,7 +112,7 @@ class Played:
 
     @property
     def shape(self) -> list[tuple[str, int | None, int]]:
-        """The kind, the parent and the number of turns of each segment."""
+        """The kind, parent and number of turns of each segment."""
         return [(segment.kind, segment.parent, len(segment.turns)) for segment in self.rollout().segments]
 
 
@@ -122,7 +122,11 @@ def request(*messages: Message, **asked: Any) -> AgentRequest:
 
 @asynccontextmanager
 async def serving(played: Played) -> AsyncIterator[str]:
-    """The address of the rollout's API, on a port of this machine."""
+    """Serve the rollout's API on a local port.
+
+    Yields:
+        The base URL.
+    """
     api = AgentApi(played.policy, KEY, "T")
     connections: list[HttpConnection] = []
 
@@ -140,7 +144,11 @@ async def serving(played: Played) -> AsyncIterator[str]:
 
 
 def check_exact(engine: Drawing, rollouts: Sequence[Rollout]) -> int:
-    """Each turn has the ids, and the prompt, of one draw; each draw is trained once. Returns the trained tokens."""
+    """Check that each turn has the prompt and ids of one draw, and that each draw is trained exactly once.
+
+    Returns:
+        The number of trained tokens.
+    """
     turns = [(segment, turn) for rollout in rollouts for segment in rollout.segments for turn in segment.turns]
     held = [(s.token_ids[: t.start].tolist(), s.token_ids[t.start : t.stop].tolist()) for s, t in turns]
     assert sorted(held) == sorted(engine.drawn)

@@ -1,4 +1,4 @@
-"""Envs whose agent is a program: it is started in a sandbox, held to the limits, scored, and ended."""
+"""Envs whose agent is a program: started in a sandbox, held to its limits, scored, and ended."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ def ask(messages, **more):
 def user(text):
     return {"role": "user", "content": text}
 """
-"""The beginning of each agent here: a client of nothing but the standard library."""
+"""The beginning of each agent program here: an HTTP client that uses only the standard library."""
 COUNT = """
 messages = [user(sys.stdin.read())]
 for _ in range(3):
@@ -47,7 +47,7 @@ def command(code: str) -> list[str]:
 
 
 class Here(ag.AgentEnv[ag.Task]):
-    """An agent as a plain process."""
+    """An agent that runs as a plain process."""
 
     sandbox_spec = ag.Process(unsafe=True)
     command = command(COUNT)
@@ -62,7 +62,7 @@ async def play(code: str, engine: Any, **declared: Any) -> ag.Rollout:
     return await ag.rollout(env, TASK, engine)
 
 
-async def test_an_agent_is_given_the_prompt_and_scored_by_what_it_leaves() -> None:
+async def test_an_agent_gets_the_prompt_and_is_scored_by_its_files() -> None:
     played = await ag.rollout(Here, TASK, Scripted([say("one"), say("two"), say("three")]))
     assert (played.error, played.reward, played.stop_reason) == (None, 1.0, "done")
     assert [(segment.kind, len(segment.turns)) for segment in played.segments] == [("root", 3)]
@@ -72,7 +72,7 @@ async def test_an_agent_is_given_the_prompt_and_scored_by_what_it_leaves() -> No
 
 
 @pytest.mark.skipif(why_no_bubblewrap() is not None, reason=f"no bubblewrap: {why_no_bubblewrap()}")
-async def test_an_agent_in_a_sandbox_without_a_way_out_reaches_its_policy_alone() -> None:
+async def test_an_agent_in_a_sandbox_without_network_reaches_only_its_policy() -> None:
     class Boxed(Here):
         sandbox_spec: ClassVar[Any] = ag.Bubblewrap(network="loopback")
         command = ["python3", "-c", ASK + COUNT]  # noqa: RUF012
@@ -87,7 +87,7 @@ async def test_an_agent_in_a_sandbox_without_a_way_out_reaches_its_policy_alone(
 
 @pytest.mark.docker
 @pytest.mark.slow
-async def test_an_agent_in_a_container_without_a_way_out_reaches_its_policy() -> None:
+async def test_an_agent_in_a_container_without_network_reaches_its_policy() -> None:
     if (why_not := why_no_docker()) is not None:
         pytest.skip(why_not)
 
@@ -99,7 +99,7 @@ async def test_an_agent_in_a_container_without_a_way_out_reaches_its_policy() ->
     assert (played.error, played.reward) == (None, 1.0)
 
 
-async def test_a_request_that_no_engine_takes_is_no_way_out_of_the_batch() -> None:
+async def test_an_invalid_request_does_not_exclude_a_rollout_from_the_batch() -> None:
     code = """
 ask([user("a")])
 for stop in ("\\0", ["x"] * 100):
@@ -112,7 +112,7 @@ for stop in ("\\0", ["x"] * 100):
     assert (played.error, played.reward, played.metrics["agent_requests_refused"]) == (None, 0.0, 2)
 
 
-async def test_an_agent_may_ask_much_at_once() -> None:
+async def test_an_agent_may_send_large_requests_concurrently() -> None:
     code = """
 answers = []
 threads = [
@@ -131,7 +131,7 @@ print(len(answers), {len(answer) for answer in answers})
 
 
 class Ended(Here):
-    """Keeps how its agent ended."""
+    """Records how its agent ended."""
 
     results: ClassVar[list[ExecResult | None]] = []
 
@@ -139,7 +139,7 @@ class Ended(Here):
         self.results.append(self.result)
 
 
-async def test_an_agent_that_fails_is_scored_and_its_words_are_kept() -> None:
+async def test_an_agent_that_fails_is_scored_and_its_output_is_stored() -> None:
     class Failing(Ended):
         command = command('ask([user("go")]); print("x" * 100_000); sys.exit("out of ideas")')
 
@@ -158,18 +158,18 @@ async def test_an_agent_that_fails_is_scored_and_its_words_are_kept() -> None:
         ("ask([])", "Agent: the agent got no response; its last request was refused: messages: must not be empty"),
     ],
 )
-async def test_an_agent_that_was_given_no_answer_is_a_failure_that_says_why(code: str, why: str) -> None:
+async def test_an_agent_without_a_response_is_a_failure_with_a_reason(code: str, why: str) -> None:
     played = await play(code, Scripted([say("one")]))
     assert played.reward is None
     assert why in str(played.error)
 
 
-async def test_an_agent_without_a_command_is_a_failure_that_names_it() -> None:
+async def test_an_agent_without_a_command_is_a_failure_that_names_the_field() -> None:
     played = await play("", Scripted([]), command=())
     assert "Agent.command: empty; set it, or override agent_command" in str(played.error)
 
 
-async def test_an_agent_that_goes_on_after_its_last_turn_is_ended() -> None:
+async def test_an_agent_that_continues_after_its_last_turn_is_ended() -> None:
     code = """
 while True:
     try:
@@ -184,7 +184,7 @@ while True:
     assert [segment.kind for segment in played.segments] == ["root", "fork"]
 
 
-async def test_an_agent_may_end_by_itself_after_its_last_turn() -> None:
+async def test_an_agent_may_exit_after_its_last_turn() -> None:
     code = """
 try:
     ask([user("go")]), ask([user("go")])
@@ -201,7 +201,7 @@ async def test_an_agent_that_gives_up_at_a_full_context_is_truncated() -> None:
     assert (played.error, played.stop_reason) == (None, "context")
 
 
-async def test_an_engine_that_breaks_ends_the_agent_and_the_rollout_fails() -> None:
+async def test_an_engine_error_ends_the_agent_and_fails_the_rollout() -> None:
     engine = Drawing()
     engine.breaks = True
     code = """
@@ -215,7 +215,7 @@ except urllib.error.HTTPError:
     assert (played.failure.type, "the engine broke" in played.failure.message) == ("EngineError", True)
 
 
-async def test_an_engine_that_breaks_before_the_first_answer_is_asked_again_by_another_attempt() -> None:
+async def test_an_engine_error_before_the_first_response_is_retried() -> None:
     class Once(Drawing):
         async def generate(self, *args: Any, **given: Any) -> Any:
             self.breaks = not self.asked.is_set()
@@ -225,7 +225,7 @@ async def test_an_engine_that_breaks_before_the_first_answer_is_asked_again_by_a
     assert (played.error, played.metrics["retries"]) == (None, 1)
 
 
-async def test_a_cancelled_rollout_leaves_no_process_of_its_agent(tmp_path: Path) -> None:
+async def test_a_cancelled_rollout_leaves_no_agent_process(tmp_path: Path) -> None:
     code = f"""
 import subprocess
 children = [subprocess.Popen(["sleep", "1000"], start_new_session=new) for new in (False, True)]
@@ -252,7 +252,7 @@ def is_running(pid: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
-async def test_at_a_time_limit_the_agent_is_ended_and_the_sandbox_is_there_for_the_rewards() -> None:
+async def test_a_time_limit_ends_the_agent_and_keeps_the_sandbox_for_the_rewards() -> None:
     engine = Drawing()
     engine.gate.clear()
     async with Here.sandbox_spec.open(1) as pool, pool.lease() as sandbox:
@@ -269,7 +269,7 @@ async def test_at_a_time_limit_the_agent_is_ended_and_the_sandbox_is_there_for_t
 
 
 class Short(Here):
-    """Gives each rollout another reward."""
+    """Gives each rollout a different reward."""
 
     limits = ag.Limits(turn_tokens=24, context_tokens=1024)
     scored = itertools.count(1)
@@ -279,7 +279,7 @@ class Short(Here):
         return float(next(self.scored))
 
 
-async def test_an_agent_of_a_real_model_becomes_samples_of_what_the_model_sampled() -> None:
+async def test_an_agent_of_a_real_model_gives_samples_of_the_sampled_tokens() -> None:
     async with ag.TransformersEngine("tiny") as engine:
         groups = await run_groups(Short, [TASK], engine, n=2)
     assert [rollout.error for rollout in groups.rollouts] == [None, None]
@@ -292,7 +292,7 @@ async def test_an_env_with_an_agent_keeps_the_contract_of_envs() -> None:
     await check_env(Here, TASK, oracle=[say("one"), say("two"), say("three")])
 
 
-async def test_rollouts_that_run_at_once_each_have_a_key() -> None:
+async def test_each_concurrent_rollout_has_a_separate_key() -> None:
     class Keyed(Here):
         command = command('ask([user("go")]); print(os.environ["OPENAI_API_KEY"], os.environ["ANTHROPIC_API_KEY"])')
         keys: ClassVar[list[str]] = []
@@ -317,12 +317,12 @@ async def test_rollouts_that_run_at_once_each_have_a_key() -> None:
         ),
     ],
 )
-def test_a_class_that_cannot_work_is_refused_when_it_is_made(declared: dict[str, Any], why: str) -> None:
+def test_an_invalid_class_is_refused_when_it_is_created(declared: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         type("Wrong", (ag.AgentEnv,), declared)
 
 
-def test_tools_and_rewards_with_taken_names_are_refused() -> None:
+def test_tools_and_rewards_with_reserved_names_are_refused() -> None:
     with pytest.raises(ValueError, match="the agent brings its own tools and can't use 'look'"):
 
         class Tooled(Here):
@@ -340,7 +340,7 @@ def test_tools_and_rewards_with_taken_names_are_refused() -> None:
 
 
 @pytest.mark.skipif(why_no_bubblewrap() is not None, reason=f"no bubblewrap: {why_no_bubblewrap()}")
-async def test_a_sandbox_without_a_loopback_is_a_failure_that_says_what_to_set() -> None:
+async def test_a_sandbox_without_a_loopback_fails_with_the_setting_to_change() -> None:
     class Chosen(Here):
         sandbox_spec: ClassVar[Any] = None
 

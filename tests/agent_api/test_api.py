@@ -1,4 +1,4 @@
-"""The API of a rollout over HTTP: what is read, how it is refused, and what a hung-up client leaves."""
+"""A rollout's API over HTTP: requests that are read, requests that are refused, and clients that hang up."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def api_of(*replies: Any, **limits: Any) -> AgentApi:
 
 @pytest.mark.parametrize("key", ["", "another"])
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, "/v1/models"])
-async def test_without_the_key_of_the_rollout_nothing_is_answered(path: str, key: str) -> None:
+async def test_requests_without_the_rollouts_key_are_refused(path: str, key: str) -> None:
     answer = await post(api_of(say("one")), path, GO_ANTHROPIC, key=key)
     said = body(answer)["error"]
     assert (answer.status, said["type"]) == (401, "authentication_error")
@@ -71,7 +71,7 @@ REFUSED_CHATS: dict[str, Mapping[str, Any]] = {
 
 
 @pytest.mark.parametrize("why", REFUSED_CHATS)
-async def test_a_malformed_chat_is_an_error_of_openais_shape_that_names_the_field(why: str) -> None:
+async def test_a_malformed_chat_gets_an_openai_error_that_names_the_field(why: str) -> None:
     answer = await post(api_of(say("one")), CHAT, {**GO, **REFUSED_CHATS[why]})
     said = body(answer)
     assert (answer.status, answer.headers["x-should-retry"]) == (400, "false")
@@ -97,7 +97,7 @@ REFUSED_MESSAGES: dict[str, Mapping[str, Any]] = {
 
 
 @pytest.mark.parametrize("why", REFUSED_MESSAGES)
-async def test_a_malformed_message_is_an_error_of_anthropics_shape_that_names_the_field(why: str) -> None:
+async def test_a_malformed_message_gets_an_anthropic_error_that_names_the_field(why: str) -> None:
     answer = await post(api_of(say("one")), MESSAGES, {**GO_ANTHROPIC, **REFUSED_MESSAGES[why]})
     said = body(answer)
     assert (answer.status, said["type"], said["error"]["type"]) == (400, "error", "invalid_request_error")
@@ -108,7 +108,7 @@ ODD: list[Any] = [None, True, 0, -1, 1.5, "", "x", "\ud800", [], {}, ["a"], {"a"
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, f"{MESSAGES}/count_tokens"])
-async def test_whatever_the_code_in_the_sandbox_asks_the_rollout_does_not_fail(path: str) -> None:
+async def test_no_request_from_the_sandbox_fails_the_rollout(path: str) -> None:
     draw = random.Random(0).choice
     api = api_of(*[say("one")] * 500, turns=500)
     for _ in range(500):
@@ -128,21 +128,21 @@ async def test_whatever_the_code_in_the_sandbox_asks_the_rollout_does_not_fail(p
 
 
 @pytest.mark.parametrize("nested", ["[" * 500 + "]" * 500, '{"a":' * 500 + "1" + "}" * 500, "NaN", '"\\ud800"'])
-async def test_a_body_that_no_template_could_write_is_refused(nested: str) -> None:
+async def test_a_body_that_no_template_can_render_is_refused(nested: str) -> None:
     said = '{"model": "m", "messages": [{"role": "user", "content": "go"}], "extra": ' + nested + "}"
     answer = await post(api_of(say("one")), CHAT, said.encode())
     assert answer.status == 400
     assert "the body must not contain NaN, Infinity, a lone surrogate" in body(answer)["error"]["message"]
 
 
-async def test_settings_that_the_code_makes_up_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_invented_settings_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     api = AgentApi(Played(Scripted([say("one")])).policy, KEY, "Inventive")
     await post(api, CHAT, {**GO, **{f"setting{number}": 1 for number in range(1000)}})
     assert api.answered == 1
     assert len(caplog.records) == MAX_WARNED
 
 
-async def test_connections_of_a_sandbox_and_what_they_hold_are_bounded(
+async def test_connections_of_a_sandbox_and_their_buffers_are_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def never(_: HttpRequest) -> HttpAnswer:
@@ -162,7 +162,7 @@ async def test_connections_of_a_sandbox_and_what_they_hold_are_bounded(
     await link.close()
 
 
-async def test_what_is_no_json_another_path_and_another_method_are_errors() -> None:
+async def test_invalid_json_other_paths_and_other_methods_are_errors() -> None:
     api = api_of(say("one"))
     assert "the body is not JSON" in body(await post(api, CHAT, b"{"))["error"]["message"]
     assert "must be a JSON object, got list" in body(await post(api, CHAT, [GO]))["error"]["message"]
@@ -173,7 +173,7 @@ async def test_what_is_no_json_another_path_and_another_method_are_errors() -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/", "/v1/responses/resp_1/cancel"])
-async def test_the_responses_api_is_refused_with_the_setting_for_chat_completions(path: str) -> None:
+async def test_the_responses_api_is_refused_and_names_the_setting_for_chat_completions(path: str) -> None:
     api = api_of(say("one"))
     answer = await post(api, path, {"model": "any", "input": "go"})
     said = body(answer)["error"]
@@ -184,13 +184,13 @@ async def test_the_responses_api_is_refused_with_the_setting_for_chat_completion
     assert "no such path" in body(await post(api, "/v1/responsesX", {}))["error"]["message"]
 
 
-async def test_models_are_listed_as_both_apis_do() -> None:
+async def test_models_are_listed_as_in_both_apis() -> None:
     listed = body(await post(api_of(), "/v1/models", b"", method="GET"))
     assert [(model["id"], model["object"], model["type"]) for model in listed["data"]] == [("policy", "model", "model")]
     assert body(await post(api_of(), "/v1/models/policy", b"", method="GET")) == listed["data"][0]
 
 
-async def test_a_limit_is_an_error_that_clients_do_not_try_again_and_ends_the_rollout() -> None:
+async def test_a_limit_is_an_error_that_clients_do_not_retry_and_ends_the_rollout() -> None:
     api = api_of(say("one"), turns=1)
     assert (await post(api, CHAT, GO)).status == 200
     openai, anthropic = await post(api, CHAT, GO), await post(api, MESSAGES, GO_ANTHROPIC)
@@ -200,7 +200,7 @@ async def test_a_limit_is_an_error_that_clients_do_not_try_again_and_ends_the_ro
     assert api.over.result() == "turns"
 
 
-async def test_a_conversation_over_the_context_is_the_error_that_agents_compact_at() -> None:
+async def test_a_too_long_conversation_gets_the_error_at_which_agents_compact() -> None:
     api = api_of(say("one"), context_tokens=8)
     openai, anthropic = await post(api, CHAT, GO), await post(api, MESSAGES, GO_ANTHROPIC)
     assert body(openai)["error"]["code"] == "context_length_exceeded"
@@ -209,7 +209,7 @@ async def test_a_conversation_over_the_context_is_the_error_that_agents_compact_
     assert not api.over.done()
 
 
-async def test_a_failing_engine_is_an_error_of_the_rollout_and_tells_the_agent_no_more() -> None:
+async def test_an_engine_error_is_in_the_rollout_and_its_details_not_in_the_response() -> None:
     engine = Drawing()
     engine.breaks = True
     api = AgentApi(Played(engine).policy, KEY, "T")
@@ -218,7 +218,7 @@ async def test_a_failing_engine_is_an_error_of_the_rollout_and_tells_the_agent_n
     assert isinstance(api.failed.result(), EngineError)
 
 
-async def test_a_setting_that_is_not_followed_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_ignored_setting_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     api = AgentApi(Played(Scripted([say("one"), say("two")])).policy, KEY, "AnEnv")
     for _ in range(2):
         await post(api, CHAT, {**GO, "temperature": 0.3, "tool_choice": "required"})
@@ -228,7 +228,7 @@ async def test_a_setting_that_is_not_followed_is_said_once(caplog: pytest.LogCap
     ]
 
 
-async def test_a_stop_text_ends_the_turn_and_is_not_served() -> None:
+async def test_a_stop_text_ends_the_turn_and_is_not_in_the_response() -> None:
     class Stopping(Scripted):
         async def generate(self, *args: Any, **given: Any) -> Any:
             from dataclasses import replace
@@ -247,7 +247,7 @@ async def test_a_stop_text_ends_the_turn_and_is_not_served() -> None:
     assert rollout.shape == [("root", None, 2)]
 
 
-async def test_both_apis_read_one_conversation_alike() -> None:
+async def test_both_apis_parse_a_conversation_alike() -> None:
     chat = chat_completions.read(
         {
             "model": "m",
@@ -299,7 +299,7 @@ async def test_both_apis_read_one_conversation_alike() -> None:
     assert [message.get("name") for message in chat.messages] == [None, None, None, "look", None]
 
 
-async def test_tool_choice_none_shows_no_tools() -> None:
+async def test_tool_choice_none_hides_the_tools() -> None:
     assert chat_completions.read({**GO, "tools": [LOOK], "tool_choice": "none"}).tools == []
     none = {"tools": [{"name": "look", "input_schema": {}}], "tool_choice": {"type": "none"}}
     assert anthropic_messages.read({**GO_ANTHROPIC, **none}).tools == []
@@ -307,7 +307,7 @@ async def test_tool_choice_none_shows_no_tools() -> None:
         anthropic_messages.read({**GO_ANTHROPIC, "tool_choice": "none"})
 
 
-async def test_tokens_of_a_conversation_are_counted_without_a_turn() -> None:
+async def test_counting_tokens_of_a_conversation_takes_no_turn() -> None:
     api = api_of(call("look"))
     assert body(await post(api, f"{MESSAGES}/count_tokens", GO)) == {"input_tokens": len("user\ngo\nassistant\n") + 3}
     assert api.answered == 0
@@ -320,7 +320,7 @@ def spoken(said: Any = GO, *, head: str = "") -> bytes:
 
 
 async def answers(sent: list[bytes], *replies: Any) -> bytes:
-    """All that the server says to these pieces, until it closes."""
+    """Send these pieces and return everything that the server writes until it closes the connection."""
     async with serving(Played(Scripted(replies))) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         for piece in sent:
@@ -332,7 +332,7 @@ async def answers(sent: list[bytes], *replies: Any) -> bytes:
         return said
 
 
-async def test_a_request_may_come_byte_by_byte_and_several_over_one_connection() -> None:
+async def test_requests_may_arrive_byte_by_byte_and_share_a_connection() -> None:
     whole_request = spoken() + spoken(head="Connection: close\r\n")
     said = await answers([whole_request[i : i + 1] for i in range(len(whole_request))], say("one"), say("two"))
     assert said.count(b"HTTP/1.1 200 OK") == 2
@@ -340,7 +340,7 @@ async def test_a_request_may_come_byte_by_byte_and_several_over_one_connection()
     assert b'"content": "two"' in said
 
 
-async def test_a_body_may_come_in_chunks() -> None:
+async def test_a_body_may_be_chunked() -> None:
     sent = json.dumps(GO).encode()
     start = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n"
     start += "Transfer-Encoding: chunked\r\n\r\n"
@@ -363,11 +363,11 @@ async def test_a_body_may_come_in_chunks() -> None:
         (b"GET / HTTP/1.1\r\nA: " + b"x" * (65 << 10), b"431"),
     ],
 )
-async def test_what_is_no_request_is_refused_and_the_connection_ends(sent: bytes, status: bytes) -> None:
+async def test_an_invalid_request_is_refused_and_the_connection_closes(sent: bytes, status: bytes) -> None:
     assert (await answers([sent])).startswith(b"HTTP/1.1 " + status)
 
 
-async def test_a_client_that_hangs_up_ends_its_request() -> None:
+async def test_a_client_that_hangs_up_cancels_its_request() -> None:
     engine = Drawing()
     engine.gate.clear()
     rollout = Played(engine)

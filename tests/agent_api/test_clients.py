@@ -1,4 +1,4 @@
-"""Unmodified clients from PyPI: what they are answered is trained as it was sampled."""
+"""Unmodified clients from PyPI: the responses that they get are trained exactly as they were sampled."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ class OpenAIAgent:
         self.draw = draw
 
     async def play(self, steps: int) -> None:
-        """Go on for so many steps, each of another kind."""
+        """Run this many steps, each of a randomly chosen kind."""
         messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "go"}]
         for _ in range(steps):
             kind = self.draw.choice(["on", "on", "again", "branches", "edit", "search", "forget"])
@@ -45,7 +45,7 @@ class OpenAIAgent:
             messages = await self.turn(messages)
 
     async def turn(self, messages: list[Any]) -> list[Any]:
-        """The messages with an answer behind them, and what the tools say to that."""
+        """Return the messages with the model's response and the resulting tool messages appended."""
         ask = self._streamed if self.draw.random() < 0.5 else self._whole
         said = await ask(messages)
         told = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in said.get("tool_calls") or ()]
@@ -74,7 +74,7 @@ class OpenAIAgent:
 
 
 async def conversations(count: int) -> None:
-    """Play so many conversations of the agent, each with a rollout of its own."""
+    """Run this many of the agent's conversations, each with a separate rollout."""
     pytest.importorskip("openai", reason="the package openai is not installed")
     engine, rollouts = Drawing(), []
     for number in range(count):
@@ -89,17 +89,17 @@ async def conversations(count: int) -> None:
     assert check_exact(engine, rollouts) > 100 * count
 
 
-async def test_conversations_of_an_openai_client_are_trained_once_with_the_ids_that_were_sampled() -> None:
+async def test_conversations_of_an_openai_client_are_trained_once_as_sampled() -> None:
     await conversations(6)
 
 
 @pytest.mark.slow
 @pytest.mark.proof
-async def test_200_conversations_of_an_openai_client_are_trained_once_with_the_ids_that_were_sampled() -> None:
+async def test_200_conversations_of_an_openai_client_are_trained_once_as_sampled() -> None:
     await conversations(200)
 
 
-async def test_the_openai_client_does_not_try_a_refused_request_again() -> None:
+async def test_the_openai_client_does_not_retry_a_refused_request() -> None:
     openai = pytest.importorskip("openai", reason="the package openai is not installed")
     played = Played(Scripted([say("one")]), ag.Limits(turns=1))
     go: Any = [{"role": "user", "content": "go"}]
@@ -117,7 +117,7 @@ async def test_the_openai_client_does_not_try_a_refused_request_again() -> None:
             await client.with_options(api_key="another").chat.completions.create(model="policy", messages=go)
 
 
-async def test_an_image_that_a_client_sends_is_refused_by_its_field_and_the_rollout_goes_on() -> None:
+async def test_an_image_from_a_client_is_refused_by_field_and_the_rollout_continues() -> None:
     openai = pytest.importorskip("openai", reason="the package openai is not installed")
     anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
     played = Played(Scripted([say("one")]))
@@ -142,7 +142,7 @@ async def test_an_image_that_a_client_sends_is_refused_by_its_field_and_the_roll
     assert made.choices[0].message.content == "one"
 
 
-async def test_the_usage_of_a_stream_comes_where_it_is_asked_for() -> None:
+async def test_usage_of_a_stream_is_sent_if_requested() -> None:
     openai = pytest.importorskip("openai", reason="the package openai is not installed")
     go: Any = [{"role": "user", "content": "go"}]
     played = Played(Scripted([say("one"), say("two")]))
@@ -170,7 +170,7 @@ async def anthropic_turn(client: Any, messages: Sequence[Any], *, stream: bool) 
     return [*messages, {"role": "assistant", "content": made.content}, {"role": "user", "content": results or "on"}]
 
 
-async def test_an_anthropic_client_that_streams_and_calls_tools_goes_on_in_one_segment() -> None:
+async def test_a_streaming_anthropic_client_with_tools_continues_in_one_segment() -> None:
     anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
     engine = Drawing()
     played = Played(engine)
@@ -191,7 +191,7 @@ async def test_an_anthropic_client_that_streams_and_calls_tools_goes_on_in_one_s
     check_exact(engine, [played.rollout()])
 
 
-async def test_one_rollout_may_be_asked_by_both_clients() -> None:
+async def test_one_rollout_may_get_requests_from_both_clients() -> None:
     openai = pytest.importorskip("openai", reason="the package openai is not installed")
     anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
     go: Any = [{"role": "user", "content": "go"}]

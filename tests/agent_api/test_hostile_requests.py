@@ -1,5 +1,4 @@
-"""What the code in a sandbox may send to its agent's API: nothing makes the rollout fail, or holds up the event
-loop."""
+"""Hostile requests to an agent's API: code in the sandbox can neither fail the rollout nor block the event loop."""
 
 import asyncio
 import json
@@ -49,7 +48,7 @@ async def post(api: AgentApi, path: str, said: Any) -> tuple[int, Any]:
         (["x" * 257], "must hold at most 16 texts of 256 characters"),
     ],
 )
-async def test_stop_texts_that_no_engine_takes_are_refused_by_their_field(
+async def test_stop_texts_that_no_engine_accepts_are_refused_by_field(
     path: str, field: str, value: Any, why: str
 ) -> None:
     api = api_of()
@@ -58,7 +57,7 @@ async def test_stop_texts_that_no_engine_takes_are_refused_by_their_field(
     assert (await post(api, path, {**GO, field: ["x"] * 16}))[0] == 200
 
 
-async def test_the_agents_stop_texts_and_those_of_the_run_are_16_together() -> None:
+async def test_at_most_16_stop_texts_including_those_of_the_run() -> None:
     api = api_of()
     rollout: Any = api._policy
     rollout.state.sampling = ag.Sampling(stop=("END", "STOP"))
@@ -108,7 +107,7 @@ TOOL = st.fixed_dictionaries({"name": st.just("look"), "input_schema": SCHEMA}) 
 CALLS = Scripted(lambda _: Message(role="assistant", content="", tool_calls=[
     {"type": "function", "function": {"name": "look", "arguments": {"at": "x", "b": ["y"], "c": 10**40}}}
 ]))  # fmt: skip
-"""A policy that calls the tool with text and lists, which parsers cast by the tool's schema."""
+"""A policy that calls the tool with text and lists, which parsers convert according to the tool's schema."""
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, COUNT])
@@ -118,7 +117,9 @@ CALLS = Scripted(lambda _: Message(role="assistant", content="", tool_calls=[
     fields=st.dictionaries(FIELDS, HOSTILE, max_size=2),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_whatever_an_agent_posts_is_answered_or_refused(path: str, messages: Any, tools: Any, fields: Any) -> None:
+def test_every_post_of_an_agent_gets_a_response_or_is_refused(
+    path: str, messages: Any, tools: Any, fields: Any
+) -> None:
     async def asked() -> None:
         api = api_of(CALLS)
         status, said = await post(api, path, {**GO, "messages": [*messages, USER], "tools": tools, **fields})
@@ -146,13 +147,13 @@ def test_whatever_an_agent_posts_is_answered_or_refused(path: str, messages: Any
         json.dumps({**GO, "tools": [{"type": "function", "function": {"name": "a", "parameters": 5}}]}).encode(),
     ],
 )
-async def test_a_body_that_no_request_has_is_refused(path: str, body: bytes) -> None:
+async def test_an_invalid_body_is_refused(path: str, body: bytes) -> None:
     api = api_of()
     status, said = await post(api, path, body)
     assert (status, api.failed.done(), api.refused) == (400, False, 1), said
 
 
-async def test_an_error_of_the_template_the_tokenizer_or_the_reader_is_told_to_the_agent_and_fails_no_rollout() -> None:
+async def test_template_tokenizer_and_parser_errors_reach_the_agent_and_fail_no_rollout() -> None:
     class Strict(ByteTokenizer):
         def render(self, messages: Any, tools: Any, *, generation: bool) -> str:
             if any("odd" in message["content"] for message in messages):
@@ -177,7 +178,7 @@ async def test_an_error_of_the_template_the_tokenizer_or_the_reader_is_told_to_t
 async def test_a_conversation_that_cannot_fit_is_refused_before_it_is_rendered() -> None:
     class Unused(ByteTokenizer):
         def render(self, messages: Any, tools: Any, *, generation: bool) -> str:
-            raise AssertionError("it was rendered")
+            raise AssertionError("the conversation was rendered")
 
     api = api_of(Scripted([], tokenizer=Unused()), context_tokens=100)
     for messages in ([{"role": "user", "content": "x" * 6401}], [USER] * 101):
@@ -185,7 +186,7 @@ async def test_a_conversation_that_cannot_fit_is_refused_before_it_is_rendered()
         assert (status, said["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_the_values_of_a_body_are_counted_outside_of_its_texts() -> None:
+def test_values_inside_strings_of_a_body_are_not_counted() -> None:
     commas = json.dumps({"text": 'a "quoted", \\ word\\\\", [' * 40_000, "more": [[], {}, 1]}).encode()
     assert len(commas) > MAX_VALUES
     assert 3 <= values_at_most(commas) < 10
@@ -193,12 +194,12 @@ def test_the_values_of_a_body_are_counted_outside_of_its_texts() -> None:
     assert values_at_most(b"[" + b'"",' * 3 * MAX_VALUES + b"1]") > MAX_VALUES
 
 
-async def test_a_body_of_too_many_values_is_refused_before_it_is_read() -> None:
+async def test_a_body_with_too_many_values_is_refused_before_it_is_parsed() -> None:
     status, said = await post(api_of(), CHAT, b'{"a": [' + b"[]," * MAX_VALUES + b"1]}")
     assert (status, said["error"]["message"]) == (413, f"the body holds more than {MAX_VALUES} values")
 
 
-async def test_conversations_that_are_given_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_abandoned_conversations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompted, "MAX_WAITING", 3)
     engine = Drawing()
     engine.gate.clear()
@@ -223,7 +224,7 @@ async def test_conversations_that_are_given_up_are_bounded(monkeypatch: pytest.M
 LONG = "long " * 4000
 
 
-async def test_large_requests_that_come_at_once_become_the_same_segments_as_small_ones() -> None:
+async def test_concurrent_large_requests_give_the_same_segments_as_small_ones() -> None:
     engine = Drawing(calls=False)
     rollout = Played(engine)
     api = AgentApi(rollout.policy, KEY, "T")
@@ -236,7 +237,7 @@ async def test_large_requests_that_come_at_once_become_the_same_segments_as_smal
     check_exact(engine, [rollout.rollout()])
 
 
-async def test_large_requests_that_come_at_once_take_no_more_turns_than_there_are() -> None:
+async def test_concurrent_large_requests_take_no_more_than_the_allowed_turns() -> None:
     api = api_of(turns=2)
     asked = [{**GO, "messages": [{"role": "user", "content": f"{LONG}{number}"}]} for number in range(5)]
     answers = await asyncio.gather(*(post(api, CHAT, each) for each in asked))
@@ -244,7 +245,7 @@ async def test_large_requests_that_come_at_once_take_no_more_turns_than_there_ar
 
 
 class Client(asyncio.Transport):
-    """The other end of a connection, which keeps what it is told."""
+    """The client end of a connection, which records everything that the server writes."""
 
     def __init__(self, handle: Callable[[HttpRequest], Any]) -> None:
         super().__init__()
@@ -261,7 +262,7 @@ class Client(asyncio.Transport):
         self.told.set()
 
     async def ask(self, data: bytes, piece: int = 1 << 16) -> bytes:
-        """Send this in pieces; what is said to it, once something is."""
+        """Send the data in pieces and return everything received once the first response bytes arrive."""
         for at in range(0, len(data), piece):
             self.connection.data_received(data[at : at + piece])
             await asyncio.sleep(0)
@@ -292,7 +293,7 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
         ),
     ],
 )
-async def test_a_request_is_read_as_the_standard_has_it(sent: bytes, said: bytes) -> None:
+async def test_requests_are_parsed_as_the_http_standard_says(sent: bytes, said: bytes) -> None:
     client = Client(echo)
     await client.ask(sent)
     while said not in client.said:
@@ -312,7 +313,7 @@ async def test_a_request_is_read_as_the_standard_has_it(sent: bytes, said: bytes
         pytest.param(POST + b"A: b\r\n" * 101 + b"\r\n", b"431", id="101 headers"),
         pytest.param(POST + b"A: " + b"b" * 40_000 + b"\r\n\r\n", b"431", id="a long header"),
         pytest.param(POST + b"A\0: b\r\n\r\n", b"400", id="a NUL in a name"),
-        pytest.param(POST + b"A : b\r\n\r\n", b"400", id="a space behind a name"),
+        pytest.param(POST + b"A : b\r\n\r\n", b"400", id="a space after a name"),
         pytest.param(CHUNKED + b"2\r\nxxx\r\n0\r\n\r\n", b"400", id="a chunk longer than it says"),
         pytest.param(CHUNKED + b"1" + b"0" * 40 + b"\r\n", b"400", id="a length of 41 digits"),
         pytest.param(CHUNKED + b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n", b"400", id="chunks of one byte"),
@@ -321,7 +322,7 @@ async def test_a_request_is_read_as_the_standard_has_it(sent: bytes, said: bytes
         pytest.param(CHUNKED + (b"100000\r\n" + b"x" * (1 << 20) + b"\r\n") * 9, b"413", id="chunks over 8 MiB"),
     ],
 )
-async def test_a_request_that_is_malformed_or_too_large_is_refused_and_the_connection_ends(
+async def test_malformed_or_too_large_requests_are_refused_and_the_connection_closes(
     sent: bytes, status: bytes
 ) -> None:
     client = Client(echo)
@@ -331,7 +332,7 @@ async def test_a_request_that_is_malformed_or_too_large_is_refused_and_the_conne
     assert client.connection.held <= http_connection.MAX_HEAD + http_connection.MAX_BODY + (1 << 16)
 
 
-async def test_a_head_request_is_answered_without_a_body_and_the_next_one_is_read() -> None:
+async def test_a_head_request_gets_no_body_and_the_next_request_is_read() -> None:
     client = Client(echo)
     await client.ask(b"HEAD /x HTTP/1.1\r\nHost: x\r\n\r\nGET /y HTTP/1.1\r\nHost: x\r\n\r\n")
     while b"GET /y 0" not in client.said:
@@ -341,7 +342,7 @@ async def test_a_head_request_is_answered_without_a_body_and_the_next_one_is_rea
 
 
 async def longest_turn(work: Any) -> tuple[float, Any]:
-    """The most seconds of CPU time that one turn of the event loop took while this was awaited, and its result."""
+    """Return the longest CPU time of an event loop turn while `work` ran, in seconds, and the result of `work`."""
     longest, done = 0.0, asyncio.ensure_future(work)
     while not done.done():
         began = time.thread_time()
@@ -371,13 +372,13 @@ def sent(said: Any, path: str = CHAT) -> bytes:
         ),
     ],
 )
-async def test_no_request_of_1_mb_takes_the_event_loop_50_ms_of_cpu_time(request_: bytes) -> None:
+async def test_no_1_mb_request_blocks_the_event_loop_for_50_ms_of_cpu_time(request_: bytes) -> None:
     longest, said = await longest_turn(Client(api_of(Scripted([say("one")])).handle).ask(request_))
     assert said.startswith((b"HTTP/1.1 200", b"HTTP/1.1 400", b"HTTP/1.1 413"))
     assert longest < 0.05
 
 
-async def test_a_body_in_chunks_takes_time_in_proportion_to_its_length() -> None:
+async def test_a_chunked_body_takes_time_proportional_to_its_length() -> None:
     async def seconds(chunk: bytes, count: int) -> float:
         began = time.thread_time()
         await Client(echo).ask(CHUNKED + chunk * count + b"0\r\n\r\n", 4096)
@@ -389,7 +390,7 @@ async def test_a_body_in_chunks_takes_time_in_proportion_to_its_length() -> None
         assert long < 24 * short + 0.05
 
 
-async def test_frames_of_one_byte_let_the_event_loop_turn() -> None:
+async def test_frames_of_one_byte_do_not_block_the_event_loop() -> None:
     class Frames:
         """The output of a relay that the code in the sandbox has replaced."""
 

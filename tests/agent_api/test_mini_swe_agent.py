@@ -1,4 +1,4 @@
-"""mini-swe-agent from PyPI, as it is: its trajectories are trained as they were sampled."""
+"""Unmodified mini-swe-agent from PyPI: its trajectories are trained exactly as they were sampled."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.types.messages import Message
 from tests.agent_api.drawing import KEY, Drawing, Played, check_exact, serving
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # litellm's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # litellm's own warnings
 SETTINGS = {
     "MSWEA_SILENT_STARTUP": "1",
     "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",
@@ -26,13 +26,13 @@ DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The settings of mini-swe-agent, which it reads when it is imported."""
+    """Set the variables that mini-swe-agent reads when it is imported."""
     for name, value in {**SETTINGS, "MSWEA_GLOBAL_CONFIG_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
 
 
 class Shell(Drawing):
-    """Draws commands, now and then text without a call, and then the end."""
+    """Draws commands, sometimes text without a call, and finally the command that ends the task."""
 
     def reply(self, draw: random.Random) -> Message:
         kind = draw.random()
@@ -42,7 +42,7 @@ class Shell(Drawing):
 
 
 def run_agent(url: str, folder: Path, task: str) -> str:
-    """Play one task with the default agent; how it ended."""
+    """Run one task with the default agent and return how it ended."""
     agents = pytest.importorskip("minisweagent.agents.default", reason="mini-swe-agent is not installed")
     models = pytest.importorskip("minisweagent.models.litellm_model")
     environments = pytest.importorskip("minisweagent.environments.local")
@@ -68,20 +68,20 @@ async def trajectories(count: int, folder: Path) -> None:
     check_exact(engine, rollouts)
 
 
-async def test_trajectories_of_mini_swe_agent_are_trained_once_with_the_ids_that_were_sampled(tmp_path: Path) -> None:
+async def test_trajectories_of_mini_swe_agent_are_trained_once_as_sampled(tmp_path: Path) -> None:
     await trajectories(3, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.proof
-async def test_50_trajectories_of_mini_swe_agent_are_trained_once_with_the_ids_that_were_sampled(
+async def test_50_trajectories_of_mini_swe_agent_are_trained_once_as_sampled(
     tmp_path: Path,
 ) -> None:
     await trajectories(50, tmp_path)
 
 
 class Mini(ag.AgentEnv[ag.Task]):
-    """The command of mini-swe-agent, as a user starts it."""
+    """The mini-swe-agent command as a user starts it."""
 
     sandbox_spec = ag.Process(unsafe=True, memory_mb=4096)
     limits = ag.Limits(turns=5, context_tokens=1 << 16)
@@ -100,7 +100,7 @@ class Mini(ag.AgentEnv[ag.Task]):
 
 
 @pytest.mark.slow
-async def test_the_command_of_mini_swe_agent_plays_in_a_sandbox() -> None:
+async def test_the_mini_swe_agent_command_runs_in_a_sandbox() -> None:
     if shutil.which("mini", path=str(Path(sys.executable).parent)) is None:
         pytest.skip("mini-swe-agent is not installed")
     script = [call("bash", command="echo hello > out.txt"), call("bash", command=DONE)]

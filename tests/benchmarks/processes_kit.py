@@ -1,4 +1,4 @@
-"""A kit whose sandboxes are processes of this machine, run as another kit's program is."""
+"""A kit whose sandboxes are processes on this machine, run as another kit's program is."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ Process = subprocess.Popen[str]
 
 @dataclass
 class Processes:
-    """Processes that answer a line with the same line."""
+    """Processes that echo each line."""
 
     image: str
     version: str = "1"

@@ -1,4 +1,4 @@
-"""A run's credit reaches what it trains on."""
+"""A run's credit assignment reaches its training."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from recipes import bisect_turns
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unsafe sandboxes")
-async def test_credit_by_turn_trains_the_same_rollouts_to_another_gradient(tmp_path: Path) -> None:
+async def test_per_turn_credit_gives_another_gradient_for_the_same_rollouts(tmp_path: Path) -> None:
     async def first_step(credit: CreditLevel) -> dict[str, Any]:
         small = replace(
             bisect_turns.RECIPE,

@@ -1,4 +1,4 @@
-"""The benchmark of credit by branches plays what it says, at equal numbers of turns."""
+"""The benchmark of credit by branches runs what it describes, at equal numbers of turns."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,7 @@ from benchmarks.branches import BATCH, CREDITS, ENVS, TURNS, Batch, logits_at
 
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("credit", CREDITS)
-def test_a_batch_of_each_kind_has_as_many_turns_and_a_gradient_that_points_to_the_right_action(
-    env: str, credit: str
-) -> None:
+def test_batches_of_each_kind_have_equal_turns_and_a_gradient_to_the_right_action(env: str, credit: str) -> None:
     total, turns = np.zeros((TURNS, 4)), 0
     for number in range(8):
         batch = Batch(env, logits_at(0.4), np.random.default_rng(number))
@@ -23,9 +21,7 @@ def test_a_batch_of_each_kind_has_as_many_turns_and_a_gradient_that_points_to_th
     assert np.abs(total.sum(1)).max() < 1e-9 * np.abs(total).max() + 1e-9
 
 
-def test_workloads_are_refused_for_it_has_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_flag_workloads_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["branches", "--workloads", "other.py"])
     with pytest.raises(SystemExit, match="2"):
         branches.main()

@@ -1,4 +1,4 @@
-"""The benchmark of the driver: what it plays, and what it says where the peers are missing."""
+"""The driver benchmark: its rollouts, and its report if the peers are missing."""
 
 import asyncio
 from pathlib import Path
@@ -18,31 +18,31 @@ DIALOGS = {"t0": replies(WORKLOADS, 0), "t1": replies(WORKLOADS, 1)}
 TOKENIZER = word_tokenizer([text for texts in DIALOGS.values() for text in texts])
 
 
-def test_no_two_unseen_texts_are_alike() -> None:
+def test_unseen_texts_are_all_different() -> None:
     texts = tracebacks(50, 1)
     assert len({*texts, *tracebacks(50, 2)}) == 100
     assert texts == tracebacks(50, 1)
 
 
-def test_the_tool_answers_with_unseen_texts_while_there_are_any() -> None:
+def test_the_tool_returns_unseen_texts_while_there_are_any() -> None:
     tool = Tool()
     tool.unseen.append("new")
     assert [tool.answer(1, 2), tool.answer(1, 2)] == ["new", added(1, 2)]
 
 
-def test_each_reply_but_the_last_holds_a_call() -> None:
+def test_each_reply_but_the_last_has_a_call() -> None:
     calls = [call_in(text) for text in DIALOGS["t0"]]
     assert [call is not None for call in calls] == [True] * 7 + [False]
 
 
-def test_without_peers_their_goals_are_not_measured() -> None:
+def test_without_peers_their_goals_count_as_not_measured() -> None:
     with playing(Path("there-is-none"), TOKENIZER, DIALOGS, group=1, calls=1) as others:
         assert others.ways == []
     figures = {"ours_us": 1.0, "kept_bytes_a_rollout": 1.0, "open_bytes_an_id": 1.0}
     assert goals(figures)["skyrl over ours"] == {"value": None, "goal": 2.5, "met": None}
 
 
-async def test_all_rollouts_are_alive_before_the_first_answer() -> None:
+async def test_all_rollouts_are_active_before_the_first_response() -> None:
     engine = Instant(TOKENIZER, DIALOGS)
     most = 0
 
@@ -64,5 +64,5 @@ async def test_all_rollouts_are_alive_before_the_first_answer() -> None:
     assert np.isfinite(list(figures.values())).all()
 
 
-def test_the_bytes_of_an_id_hold_more_than_the_id() -> None:
+def test_the_bytes_per_id_include_overhead() -> None:
     assert open_bytes(chunks=20) > 8

@@ -1,4 +1,4 @@
-"""The families benchmark, reduced: one family of each kind of layer is right in every layout."""
+"""The families benchmark, reduced: one family for each kind of layer is right in every layout."""
 
 import pytest
 
@@ -18,7 +18,7 @@ ONE_OF_EACH = {
     "rwkv": "a state, and no mask of padding",
     "stablelm": "attention that is not said to use the interface",
 }
-"""Families by the kind of layer that they stand for."""
+"""Families by the kind of layer that they represent."""
 REFUSED = {("phi3, longrope", "tree")}
 
 
@@ -32,7 +32,7 @@ def test_a_family_is_right_in_every_layout_or_refused_before_training(name: str)
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_every_family_of_the_list_is_right_in_padded_and_wrong_in_no_layout() -> None:
+def test_every_listed_family_is_right_in_padded_and_wrong_in_no_layout() -> None:
     table = compare_families(sorted(FAMILIES))
     found = [cell.kind for cells in table.values() for cell in cells.values()]
     assert len(table) >= 40
@@ -42,13 +42,13 @@ def test_every_family_of_the_list_is_right_in_padded_and_wrong_in_no_layout() ->
 
 
 @pytest.mark.slow
-def test_two_ranks_that_shard_a_family_have_the_gradient_of_one() -> None:
+def test_two_ranks_that_shard_a_family_have_the_same_gradient_as_one() -> None:
     table = dict(compare_sharded(FAMILIES_SHARDED))
     assert len(table) >= 12
     assert not {cell.kind for cells in table.values() for cell in cells.values()} & {"wrong", "error"}, table
     assert {cells["padded"].kind for cells in table.values()} == {"right"}, table
 
 
-def test_the_table_says_why_a_cell_is_not_right() -> None:
+def test_the_table_says_why_a_cell_failed() -> None:
     cells = {"padded": Cell(kind="right", said="0"), "tree": Cell(kind="refused", said="use layout packed")}
     assert list(rows({"one": cells}))[-2:] == ["| one | right | refused |", "one, tree: refused: use layout packed"]

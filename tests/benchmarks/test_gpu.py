@@ -1,4 +1,4 @@
-"""The GPU's benchmark where there is none: its count of work, and the whole of it in tiny shapes."""
+"""The GPU benchmark on a machine without one: its FLOP count, and a full dry run in tiny shapes."""
 
 import json
 import os
@@ -22,8 +22,8 @@ from benchmarks.gpu import DRY, REAL, flops, make_model, make_samples, sample
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_work_of_one_row_is_what_a_forward_counts(tmp_path: Path) -> None:
-    """Twice that: the backward to the inputs costs the matrices' forward again, and attention's twice."""
+def test_the_work_of_one_row_equals_the_count_of_a_forward_pass(tmp_path: Path) -> None:
+    """Twice the forward: the backward to the inputs costs the matrices' forward again, and twice that of attention."""
     make_model(tmp_path, DRY)
     [row] = make_samples(None, 0, DRY)[:1]
     row = replace(row, loss_mask=np.zeros(len(row.response_ids), np.bool_))  # no output layer
@@ -36,11 +36,11 @@ def test_the_work_of_one_row_is_what_a_forward_counts(tmp_path: Path) -> None:
     pairs = len(row) * (len(row) + 1) / 2
     wanted = 2 * matrices + 12 * DRY.layers * DRY.heads * DRY.head_dim * pairs
     assert flops([row], DRY, shared=False) == pytest.approx(wanted)
-    if attention:  # counted for every pair, also those that the mask hides
+    if attention:  # counted for every pair, including those that the mask hides
         assert attention == 4 * DRY.layers * DRY.heads * DRY.head_dim * len(row) ** 2
 
 
-def test_a_shared_prompt_is_counted_once_under_a_tree() -> None:
+def test_a_shared_prompt_is_counted_once_in_a_tree() -> None:
     rows = make_samples(None, 0, DRY)[:8]
     assert len({row.group_id for row in rows}) == 1
     whole, shared = flops(rows, DRY, shared=False), flops(rows, DRY, shared=True)
@@ -49,12 +49,12 @@ def test_a_shared_prompt_is_counted_once_under_a_tree() -> None:
     assert whole - shared == pytest.approx(7 * flops([prompt], DRY, shared=False))
 
 
-def test_the_real_shape_has_as_many_parameters_as_its_name_says() -> None:
+def test_the_real_shape_has_as_many_parameters_as_its_name_claims() -> None:
     row = sample(0, 0, np.ones(1, np.int64), 1, np.random.default_rng(0), REAL)
     assert flops([row], REAL, shared=False) / 8 == pytest.approx(1.7e9, rel=0.1)  # two tokens, 4 for each weight
 
 
-def test_a_case_that_fails_is_reported_and_left_out(
+def test_a_case_that_fails_is_reported_and_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_model(tmp_path, DRY)
@@ -76,13 +76,13 @@ def test_a_case_that_fails_is_reported_and_left_out(
     assert "RuntimeError: no such kernel" in said
 
 
-def test_a_goal_whose_layout_was_not_measured_is_not_missed() -> None:
+def test_a_goal_whose_layout_was_not_measured_does_not_count_as_missed() -> None:
     found = gpu.goals({"packed_sharded_checkpointed_mfu": 0.4, "packed_mfu": 0.2}, on_gpu=True)
     assert [goal["met"] for goal in found.values()] == [None, None, None, True]
 
 
 @pytest.mark.slow
-def test_the_dry_run_measures_every_layout_and_finds_the_tree_at_one_with_padded_rows() -> None:
+def test_the_dry_run_measures_every_layout_and_tree_agrees_with_padded_rows() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--json"],
         cwd=ROOT,
@@ -98,4 +98,4 @@ def test_the_dry_run_measures_every_layout_and_finds_the_tree_at_one_with_padded
         assert said["figures"][f"{name}_tokens_per_s"] > 0
         assert said["figures"][f"{name}_peak_mib"] > 0
     assert all(goal["met"] for goal in said["goals"].values())
-    assert not any("MFU" in name for name in said["goals"])  # of a CPU there is none
+    assert not any("MFU" in name for name in said["goals"])  # a CPU has none

@@ -1,4 +1,4 @@
-"""The guide to GPUs: its commands are parsed, its recipes build, and its memory is what meta tensors count."""
+"""The GPU guide: its commands are parsed, its recipes build, and its memory numbers are those of meta tensors."""
 
 import argparse
 import importlib
@@ -22,7 +22,7 @@ from recipes import qwen3_4b_grpo, qwen3_8b_grpo_8gpu
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = (DOCS / "gpus.md").read_text()
 BY_FIGURE = (DOCS / "troubleshooting.md").read_text().partition("### By metric")[2].partition("\n## ")[0]
-"""The table of what to do where a figure is wrong, which names the flags of these recipes."""
+"""The table of fixes for bad metrics, which names the recipes' flags."""
 COMMANDS = [
     line
     for block in re.findall(r"^```sh\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
@@ -40,12 +40,12 @@ def counted(name: str) -> Memory:
 
 
 def parsed(module: str, arguments: list[str]) -> ag.RunConfig:
-    """The settings of the recipe of a module, with these flags."""
+    """Return the settings of a module's recipe with these flags."""
     return settings(importlib.import_module(module).RECIPE, arguments)
 
 
 def server_parser() -> argparse.ArgumentParser:
-    """The flags of a server that agentgym itself sets, and those that only one started by hand needs."""
+    """Return a parser for a server's flags: those that agentgym itself sets, and those for a server started by hand."""
     made = argparse.ArgumentParser(allow_abbrev=False)
     for flag in ("--model-path", "--host", "--base-gpu-id"):
         made.add_argument(flag)
@@ -78,7 +78,7 @@ def test_every_command_of_the_guide_is_parsed(command: str) -> None:
 
 
 def check_server(words: list[str]) -> None:
-    """A server that is started by hand takes the adapters and the contexts of the recipe that asks it."""
+    """Check that a server started by hand accepts the adapters and the context length of the recipe that uses it."""
     asked = server_parser().parse_args(words)
     recipe = next(
         made for made in (qwen3_4b_grpo.RECIPE, qwen3_8b_grpo_8gpu.RECIPE) if str(made.model) == asked.model_path
@@ -92,12 +92,12 @@ def check_server(words: list[str]) -> None:
     assert str(asked.context_length) == launched[launched.index("--context-length") + 1]
 
 
-def test_both_recipes_and_servers_have_commands() -> None:
+def test_recipes_and_servers_have_commands() -> None:
     for part in ("recipes.qwen3_4b_grpo", "recipes.qwen3_8b_grpo_8gpu", "sglang.launch_server", "--nnodes"):
         assert any(part in command for command in COMMANDS), part
 
 
-def test_every_flag_in_the_text_is_one_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_in_the_text_belongs_to_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         settings(qwen3_4b_grpo.RECIPE, ["--help"])
     known = set(re.findall(r"--(?:no-)?([a-z][\w.-]*)", capsys.readouterr().out))
@@ -107,14 +107,14 @@ def test_every_flag_in_the_text_is_one_of_a_recipe(capsys: pytest.CaptureFixture
     assert sorted(asked - known - OF_OTHERS) == []
 
 
-def test_the_table_of_the_guide_is_what_the_policy_without_weights_counts() -> None:
+def test_the_guides_memory_table_matches_the_counted_policy() -> None:
     named = {name: rows(counted(name), 16_384) for name in SHAPES}
     lines = [f"| {line} | {' | '.join(named[name][line] for name in SHAPES)} |" for line in named["Qwen3-4B"]]
     assert "\n".join(lines) in GUIDE
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_counts_are_those_of_the_published_dimensions(name: str) -> None:
+def test_the_counts_match_the_published_dimensions(name: str) -> None:
     """Each weight counted by hand: q and o, k and v, the MLP, the norms, embedding and output layer."""
     shape, found = SHAPES[name], counted(name)
     heads, kv_heads = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -132,8 +132,8 @@ def test_the_counts_are_those_of_the_published_dimensions(name: str) -> None:
     assert found.full_layer_bytes < found.layer_bytes  # no float32 inputs of adapters
 
 
-def test_a_layer_keeps_no_less_than_its_products_need() -> None:
-    """The least that a layer must keep: inputs of the MLP's product, of attention, and of the adapters in float32."""
+def test_a_layer_keeps_at_least_what_its_products_need() -> None:
+    """A layer must keep at least the inputs of the MLP's product, of attention, and of the adapters in float32."""
     shape, found = SHAPES["Qwen3-4B"], counted("Qwen3-4B")
     heads = shape.heads * shape.head_dim
     adapters = 4 * (5 * shape.hidden + heads + shape.intermediate)
@@ -145,7 +145,7 @@ LENGTHS = [1000 * answer for answer in range(1, 9)]
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
-def test_the_tokens_of_each_layout_are_those_of_the_guide(layout: Layout) -> None:
+def test_the_guide_has_the_token_counts_of_each_layout(layout: Layout) -> None:
     rng = np.random.default_rng(0)
     prompt = rng.integers(1, 500, 1000).tolist()
     answers = [rng.integers(1, 500, length).tolist() for length in LENGTHS]
@@ -157,7 +157,7 @@ def test_the_tokens_of_each_layout_are_those_of_the_guide(layout: Layout) -> Non
 
 
 @pytest.mark.parametrize("run", [qwen3_4b_grpo.RECIPE, qwen3_8b_grpo_8gpu.RECIPE])
-def test_a_recipe_fits_80_gb_by_the_count(run: ag.RunConfig) -> None:
+def test_a_recipe_fits_into_80_gb_by_the_count(run: ag.RunConfig) -> None:
     memory = counted(str(run.model).removeprefix("Qwen/"))
     assert run.train.gradient_checkpointing
     assert run.train.max_tokens_per_microbatch is not None
@@ -167,12 +167,12 @@ def test_a_recipe_fits_80_gb_by_the_count(run: ag.RunConfig) -> None:
     if run.engine.colocate == "off":
         assert trained < 0.9 * 79 * GIB
         assert share * 79 * GIB > 2 * memory.weight_bytes
-    else:  # at its largest, beside the server's part of what the trainer leaves when it starts
+    else:  # at its largest, next to the part of the server's memory that the trainer leaves when it starts
         free = 79 * GIB - memory.weight_bytes
         assert trained + share * free < 0.9 * 79 * GIB
 
 
-def test_what_8b_takes_on_one_gpu_is_the_count() -> None:
+def test_the_guides_numbers_for_8b_on_one_gpu_match_the_count() -> None:
     memory, run = counted("Qwen3-8B"), qwen3_4b_grpo.RECIPE
     assert run.train.max_tokens_per_microbatch is not None
     state = memory.total_bytes(0, gpus=1) / GIB  # before the first row

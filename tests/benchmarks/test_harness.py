@@ -1,4 +1,4 @@
-"""What benchmarks share: the workloads that a user gives."""
+"""Code that the benchmarks share: workloads that a user provides."""
 
 from pathlib import Path
 
@@ -16,9 +16,7 @@ from benchmarks.harness import load_workloads
         ("other = 1", "has no rl_lengths; benchmarks/workloads.py has one to start from$"),
     ],
 )
-def test_workloads_that_cannot_be_used_end_a_benchmark_with_a_sentence(
-    tmp_path: Path, code: str | None, said: str
-) -> None:
+def test_invalid_workloads_end_a_benchmark_with_a_message(tmp_path: Path, code: str | None, said: str) -> None:
     path = tmp_path / "mine.py"
     if code is not None:
         path.write_text(code)

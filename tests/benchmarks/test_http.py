@@ -1,4 +1,4 @@
-"""The benchmark of HTTP: what its server answers, and what its loops and floors play."""
+"""The HTTP benchmark: its server's responses, and the rollouts of its loops and floors."""
 
 import json
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def client(work: Work) -> AsyncIterator[JsonClient]:
 
 
 @pytest.mark.parametrize("unseen", [False, True])
-async def test_the_server_knows_the_dialog_and_the_turn_whatever_the_tool_said(
+async def test_the_server_identifies_dialog_and_turn_whatever_the_tool_returned(
     work: Work, client: JsonClient, unseen: bool
 ) -> None:
     asked: list[tuple[list[int], list[int]]] = []
@@ -54,7 +54,7 @@ async def test_the_server_knows_the_dialog_and_the_turn_whatever_the_tool_said(
     assert said == sorted(list(r.token_ids) for dialog in dialogs for r in dialog.replies)
 
 
-async def test_the_ready_requests_are_those_of_a_loop_and_the_floor_gets_their_answers(work: Work) -> None:
+async def test_prepared_requests_equal_those_of_a_loop_and_get_its_responses(work: Work) -> None:
     bodies = work.bodies(TOKENIZER)
     first: Dialog = work.dialogs["t0"]
     assert json.loads(bodies[0][0]) == request(list(first.opening), 0)
@@ -67,7 +67,7 @@ async def test_the_ready_requests_are_those_of_a_loop_and_the_floor_gets_their_a
     assert sorted(said) == sorted(list(r.token_ids) for dialog in work.dialogs.values() for r in dialog.replies)
 
 
-def test_what_was_not_measured_meets_no_goal_and_misses_none() -> None:
+def test_unmeasured_values_neither_meet_nor_miss_a_goal() -> None:
     made = goals({"short64_ours_us": 2.0, "short64_bare_us": 1.0})
     assert made["short64: an aiohttp loop over ours"]["met"] is None
     assert made["short64: ours over the bare client"] == {"value": 2.0, "goal": 1.8, "met": False}

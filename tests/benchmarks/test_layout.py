@@ -1,4 +1,4 @@
-"""The benchmark of layouts compares what was trained, from lists and from rollouts."""
+"""The layout benchmark compares the training results from lists and from rollouts."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def workload() -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_lists_and_rollouts_train_the_same(way: str) -> None:
+def test_lists_and_rollouts_give_the_same_training(way: str) -> None:
     turns, layout = WAYS[way]
     batch = workload()
     lists = told(one_batch(make_samples(batch, merge=turns), layout, 0))
@@ -30,7 +30,7 @@ def test_lists_and_rollouts_train_the_same(way: str) -> None:
     assert lists.get("rows") == rollouts.get("rows")
 
 
-def test_one_other_token_shows() -> None:
+def test_one_different_token_changes_the_result() -> None:
     batch = workload()
     before = told(one_batch(make_samples(batch), "padded", 0))
     batch.responses[7] = [batch.responses[7][0] + 1, *batch.responses[7][1:]]
@@ -39,7 +39,7 @@ def test_one_other_token_shows() -> None:
     assert before["rows"] != after["rows"]
 
 
-def test_lists_that_are_joined_first_give_the_samples_that_are_merged_later() -> None:
+def test_lists_joined_first_give_the_same_samples_as_merged_ones() -> None:
     batch = workload()
     first, later = make_samples(batch, merge=True), merge(make_samples(batch))
     assert len(first) == len(later)
@@ -52,7 +52,7 @@ def test_lists_that_are_joined_first_give_the_samples_that_are_merged_later() ->
         assert one.weight == pytest.approx(other.weight)
 
 
-def test_without_the_other_kits_their_goals_are_not_measured() -> None:
+def test_without_the_other_kits_their_goals_count_as_not_measured() -> None:
     figures = dict.fromkeys(
         [f"x_{way}_{name}" for way in KITS for name in ("same", "lists_tokens")]
         + [f"x_{name}_tokens" for name in ("two_segment", "merged", "unique")]
@@ -64,7 +64,7 @@ def test_without_the_other_kits_their_goals_are_not_measured() -> None:
     assert all(goal["met"] is None for goal in compared.values())
 
 
-def test_workloads_may_import_what_lies_beside_them(tmp_path: Path) -> None:
+def test_workloads_may_import_files_next_to_them(tmp_path: Path) -> None:
     (tmp_path / "sizes_beside.py").write_text("SIZE = 7\n")
     (tmp_path / "other.py").write_text("from sizes_beside import SIZE\n")
     assert load_workloads(tmp_path / "other.py").SIZE == 7

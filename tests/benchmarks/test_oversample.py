@@ -1,4 +1,4 @@
-"""The scheduler on long-tailed latencies, in virtual time, against a simulation of its policy."""
+"""The scheduler with long-tailed latencies, in virtual time, compared with a simulation of its policy."""
 
 import pytest
 
@@ -19,7 +19,7 @@ POLICIES = {
 
 @pytest.mark.parametrize("places", [10, ENDLESS])
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_scheduler_stops_where_its_policy_does(name: str, places: int) -> None:
+def test_the_scheduler_agrees_with_a_simulation_of_its_policy(name: str, places: int) -> None:
     rows = tail_rows(load_workloads(None), seed=1)[:400]
     figures = measure("it", rows, POLICIES[name], batches=4, places=places)
     assert figures["it_off_simulation"] < 1e-9
@@ -28,7 +28,7 @@ def test_the_scheduler_stops_where_its_policy_does(name: str, places: int) -> No
         assert figures["it_rollouts_lost"] == 0
 
 
-def test_groups_are_whole_although_some_rollouts_are_stuck() -> None:
+def test_groups_are_complete_even_if_some_rollouts_hang() -> None:
     policy = Policy(groups=16, size=8, settings=OversampleConfig(stop="target", extra_groups=16))
     figures = measure("it", stuck_rows(0), policy, batches=1, places=ENDLESS)
     assert figures["it_whole_groups"] == 16

@@ -1,4 +1,4 @@
-"""The benchmark of planning sees a plan that is bad."""
+"""The planning benchmark detects a bad plan."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from benchmarks.harness import load_workloads
 from benchmarks.planning.judging import judge, uneven
 
 
-def test_a_lost_sample_an_empty_rank_and_a_slow_one_show() -> None:
+def test_a_lost_sample_an_empty_rank_and_a_slow_one_are_detected() -> None:
     lengths = np.array([300, 100, 100, 100])
     lopsided = [[[0], [1]], [[2], []]]
     figures = judge("plan", lopsided, lengths, 0.0, load_workloads(None))
@@ -16,5 +16,5 @@ def test_a_lost_sample_an_empty_rank_and_a_slow_one_show() -> None:
     assert 1.55 < figures["plan_straggler"] < 1.65  # 2 x (300 + 100) / 500, and a little for attention
 
 
-def test_a_straggler_is_what_the_slowest_ranks_take_over_an_even_share() -> None:
+def test_the_straggler_metric_is_the_slowest_ranks_time_over_an_even_share() -> None:
     assert uneven(np.array([[3.0, 1.0], [2.0, 2.0]])) == 1.25

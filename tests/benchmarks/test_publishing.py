@@ -66,7 +66,7 @@ def test_every_published_benchmark_has_a_program_and_a_page() -> None:
         assert program.with_suffix(".py").exists() or (program / "__main__.py").exists()
 
 
-def test_every_goal_of_a_quick_form_that_is_kept_can_be_compared_by_continuous_integration() -> None:
+def test_every_stored_quick_goal_can_be_compared_in_ci() -> None:
     for plan in PLANS:
         if plan.quick is not None:
             goals = read(plan.kept(quick=True))["report"]["goals"]
@@ -89,25 +89,25 @@ def test_every_goal_of_a_quick_form_that_is_kept_can_be_compared_by_continuous_i
         (at_most, 0.0, 1.0, True),
     ],
 )
-def test_a_ratio_has_fallen_where_it_is_worse_by_more_than_a_quarter(
+def test_a_ratio_counts_as_fallen_if_it_is_worse_by_more_than_a_quarter(
     goal: Callable[[float, float], Goal], kept: float, found: float, fell: bool
 ) -> None:
     assert names({"g": goal(kept, 2.0)}, {"g": goal(found, 2.0)}) == (["g"] if fell else [])
 
 
-def test_a_goal_that_names_another_kit_is_compared() -> None:
+def test_a_goal_that_names_another_kit_can_be_compared() -> None:
     goals = {"times skyrl's speed": at_least(4, 2)}
     assert list(comparable(goals, goals)) == ["times skyrl's speed"]
 
 
-def test_goals_in_units_of_time_and_goals_that_were_not_measured_are_not_compared() -> None:
+def test_goals_in_units_of_time_and_unmeasured_goals_are_not_compared() -> None:
     kept = {"pause, ms": at_most(1, 2), "share": at_most(None, 2), "lost": at_most(1, 2), "gone": at_most(1, 2)}
     found = {"pause, ms": at_most(9, 2), "share": at_most(9, 2), "lost": at_most(None, 2)}
     assert not list(comparable(kept, found))
     assert not falls(kept, found)
 
 
-def test_a_run_says_with_what_it_was_made() -> None:
+def test_a_result_records_how_it_was_made() -> None:
     program = f"print('table'); print({json.dumps(json.dumps(EMPTY))})"
     result = run([sys.executable, "-c", program, "/a/folder/of/mine"])
     assert result["report"] == EMPTY
@@ -122,7 +122,7 @@ def test_a_run_says_with_what_it_was_made() -> None:
 
 
 @pytest.mark.parametrize("program", ["raise SystemExit(3)", "", "print('a table, and no report')"])
-def test_a_benchmark_that_ends_without_a_report_is_said_to(program: str) -> None:
+def test_a_benchmark_that_ends_without_a_report_is_an_error(program: str) -> None:
     with pytest.raises(BenchmarkFailed, match="status"):
         run([sys.executable, "-c", program])
 
@@ -142,7 +142,7 @@ GOOD = {"value": 1.0, "goal": 2.0, "met": False}
         (EMPTY | {"goals": {"good": GOOD, "fast": {"value": 1}}}, "goals: expected 'fast'"),
     ],
 )
-def test_a_report_without_a_field_is_none(report: Any, field: str) -> None:
+def test_a_report_with_a_missing_field_is_an_error(report: Any, field: str) -> None:
     with pytest.raises(BenchmarkFailed, match=field):
         run([sys.executable, "-c", f"print({json.dumps(json.dumps(report))})"])
 
@@ -151,14 +151,14 @@ def test_a_report_without_a_field_is_none(report: Any, field: str) -> None:
     ("text", "why"),
     [(None, "no result is stored"), ("", "not a benchmark"), ('{"made":', "not a benchmark"), ("{}", "made: missing")],
 )
-def test_a_result_that_is_broken_or_not_there_is_named_by_its_file(text: str | None, why: str, tmp_path: Path) -> None:
+def test_a_broken_or_missing_result_is_named_by_its_file(text: str | None, why: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "b.json").write_text(text)
     with pytest.raises(ValueError, match=rf"b\.json: .*{why}"):
         read(tmp_path / "b.json")
 
 
-def test_a_figure_that_is_no_number_has_fallen() -> None:
+def test_a_value_that_is_not_a_number_counts_as_fallen() -> None:
     assert names({"g": at_least(4.0, 2.0)}, {"g": at_least(float("nan"), 2.0)}) == ["g"]
 
 
@@ -171,7 +171,7 @@ def test_a_figure_that_is_no_number_has_fallen() -> None:
         (["layout", "http", "--", "-x"], "name exactly one"),
     ],
 )
-def test_what_would_do_nothing_or_something_else_is_refused(
+def test_ambiguous_or_empty_arguments_are_refused(
     arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["publishing", *arguments])
@@ -201,7 +201,7 @@ publishing.main()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_run_ends_its_benchmark_and_keeps_nothing_of_it(how: signal.Signals, tmp_path: Path) -> None:
+def test_a_stopped_run_ends_its_benchmark_and_stores_nothing(how: signal.Signals, tmp_path: Path) -> None:
     here = tmp_path / "pid"
     os.mkfifo(here)
     publishing = subprocess.Popen(
@@ -217,7 +217,7 @@ def test_a_stopped_run_ends_its_benchmark_and_keeps_nothing_of_it(how: signal.Si
         os.kill(benchmark, 0)
 
 
-def test_a_result_is_read_as_it_was_kept(tmp_path: Path) -> None:
+def test_a_result_is_read_as_it_was_stored(tmp_path: Path) -> None:
     result: Result = run([sys.executable, "-c", f"print({json.dumps(json.dumps(EMPTY))})"])
     keep(tmp_path / "new" / "b.json", result)
     assert read(tmp_path / "new" / "b.json") == result

@@ -1,4 +1,4 @@
-"""The sandbox's benchmark: its ratios, its turns, the pipe to another kit's program, and a quick run of all of it."""
+"""The sandbox benchmark: its ratios, its turns, the pipe to another kit's program, and a complete quick run."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = "tests.benchmarks.processes_kit"
 
 
-def test_a_kit_with_several_ways_is_compared_by_its_fastest() -> None:
+def test_a_kit_with_several_ways_is_compared_by_its_fastest_one() -> None:
     figures = {
         "ours_session_calls_per_s_8": 4000.0,
         "swerex_program_calls_per_s_8": 50.0,
@@ -33,7 +33,7 @@ def test_a_kit_with_several_ways_is_compared_by_its_fastest() -> None:
     assert found["calls over inspect_ai, 8 at once"] == (400, 10)
 
 
-def test_episodes_are_not_compared_with_the_episodes_of_another_count() -> None:
+def test_episodes_are_only_compared_at_equal_concurrency() -> None:
     figures = {
         "ours_reset_episodes_per_s_1": 100.0,
         "docker_exec_new_episodes_per_s_1": 1.0,
@@ -56,7 +56,7 @@ def test_programs_are_compared_with_programs_and_sessions_with_sessions() -> Non
     assert found["sessions over SWE-ReX, 1 at once"] == (40, 10)
 
 
-def test_new_containers_are_compared_with_new_containers_of_ours() -> None:
+def test_new_containers_are_compared_with_our_new_containers() -> None:
     figures = {
         "ours_reset_episodes_per_s_1": 100.0,
         "ours_new_episodes_per_s_1": 2.0,
@@ -65,7 +65,7 @@ def test_new_containers_are_compared_with_new_containers_of_ours() -> None:
     assert ratios(figures)["new containers over docker exec, 1 at once"] == (2, 1)
 
 
-def test_every_goal_is_reported_and_one_that_was_not_measured_is_not_met() -> None:
+def test_every_goal_is_reported_and_unmeasured_ones_are_not_met() -> None:
     found = goals({})
     assert {goal["met"] for goal in found.values()} == {None}
     for kind, limits in LIMITS.items():
@@ -78,27 +78,25 @@ def test_every_goal_is_reported_and_one_that_was_not_measured_is_not_met() -> No
 @pytest.mark.parametrize(
     ("opened", "failures", "met"), [(500, 0, True), (16, 0, None), (499, 1, False), (15, 1, False)]
 )
-def test_a_run_with_fewer_sandboxes_than_the_goal_has_not_measured_it(
-    opened: int, failures: int, met: bool | None
-) -> None:
+def test_fewer_sandboxes_than_the_goal_or_failures_do_not_meet_it(opened: int, failures: int, met: bool | None) -> None:
     figures = {"docker_sandboxes_at_once": float(opened), "docker_sandboxes_at_once_failures": float(failures)}
     assert goals(figures)["docker_sandboxes_at_once"] == {"value": opened, "goal": 500, "met": met}
 
 
-def test_the_table_says_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_lists_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     report("b", figures={}, reference={}, goals={"a": at_most(None, 1), "b": at_least(1, 2)}, as_json=False)
     said = capsys.readouterr().out
     assert "goal 1: NOT MEASURED" in said
     assert "goal 2: MISSED" in said
 
 
-def test_a_kind_that_is_left_out_is_in_the_report_with_its_reason() -> None:
+def test_a_skipped_kind_is_in_the_report_with_its_reason() -> None:
     ran, left_out = runnable([], None)
     assert ran == {}
     assert left_out == dict.fromkeys(("docker", "bubblewrap"), "left out: not requested")
 
 
-async def test_sides_take_turns_and_each_has_the_rate_of_its_own_time() -> None:
+async def test_sides_take_turns_and_each_rate_uses_its_own_time() -> None:
     order: list[str] = []
 
     async def quick(seconds: float) -> Rate:
@@ -107,14 +105,14 @@ async def test_sides_take_turns_and_each_has_the_rate_of_its_own_time() -> None:
 
     async def slow(seconds: float) -> Rate:
         order.append("slow")
-        return Rate(2.0, 4)  # it went on for longer than it was given
+        return Rate(2.0, 4)  # it ran for longer than it was given
 
     found = await by_turns({"quick": quick, "slow": slow}, 8.0, 4)
     assert found == {"quick": pytest.approx(100), "slow": pytest.approx(2)}
     assert order == ["quick", "slow"] * 4
 
 
-async def test_a_rate_is_of_actions_that_go_on_side_by_side() -> None:
+async def test_a_rate_counts_concurrent_actions() -> None:
     going, most = 0, 0
 
     async def action() -> None:
@@ -135,13 +133,13 @@ def is_there(pid: int) -> bool:
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    """A kit whose sandboxes are processes of this machine."""
+    """Return a kit whose sandboxes are processes on this machine."""
     made = Peer("processes", sys.executable, PROGRAM, "-")
     yield made
     made.close()
 
 
-async def test_another_kits_program_does_what_it_is_asked_and_says_what_it_took(peer: Peer) -> None:
+async def test_another_kits_program_does_what_it_is_told_and_reports_its_duration(peer: Peer) -> None:
     assert peer.hello == {"version": "1", "ways": ["pipe"], "note": "a note", "why_not": None}
     found = await peer.ask("latency", way="pipe", times=20)
     assert 0 < found["p50_ms"] <= found["p99_ms"]
@@ -156,7 +154,7 @@ async def test_another_kits_program_does_what_it_is_asked_and_says_what_it_took(
     assert len(started) == 3
 
 
-async def test_no_sandbox_of_another_kit_is_left_when_its_program_is_closed(peer: Peer) -> None:
+async def test_closing_another_kits_program_leaves_no_sandbox(peer: Peer) -> None:
     await peer.ask("calls", way="pipe", count=3, seconds=0.0)
     sandboxes = await peer.ask("pids")
     assert len(sandboxes) == 3
@@ -165,19 +163,19 @@ async def test_no_sandbox_of_another_kit_is_left_when_its_program_is_closed(peer
     assert not any(map(is_there, sandboxes))
 
 
-async def test_a_program_that_ends_raises_and_is_not_counted(peer: Peer) -> None:
+async def test_a_program_that_exits_raises_and_is_not_counted(peer: Peer) -> None:
     with pytest.raises(RuntimeError, match="processes: its program ended with exit code 1"):
         await peer.ask("calls", way="no such way", count=1, seconds=1.0)
 
 
-def test_a_kit_that_cannot_run_here_is_left_out_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_kit_that_cannot_run_here_is_skipped_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
     made = Peer("processes", sys.executable, PROGRAM, "missing")
     made.close()
     assert made.hello["why_not"] == "the image missing is not here"
     assert "RuntimeError" in capfd.readouterr().err
 
 
-def test_without_an_environment_a_kit_is_left_out_and_the_report_says_so() -> None:
+def test_a_kit_without_an_environment_is_skipped_and_reported() -> None:
     with other_kits({"swerex": None, "inspect": None}, "image") as (peers, notes):
         assert peers == {}
         assert notes == {
@@ -186,14 +184,14 @@ def test_without_an_environment_a_kit_is_left_out_and_the_report_says_so() -> No
         }
 
 
-def test_processor_time_of_a_process_that_is_gone_is_none() -> None:
+def test_cpu_time_of_an_ended_process_is_none() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     assert cpu_s([gone.pid]) == 0
 
 
 @pytest.mark.slow
-def test_a_quick_run_reports_every_figure_that_has_a_goal() -> None:
+def test_a_quick_run_reports_every_value_that_has_a_goal() -> None:
     why_not = why_no_bubblewrap()
     if why_not is not None:
         pytest.skip(why_not)

@@ -1,4 +1,4 @@
-"""The benchmark of a whole step: what it plays, and what its goals compare."""
+"""The benchmark of a whole step: its rollouts, and the measurements that its goals compare."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ OURS = {
 }
 
 
-def test_every_group_has_a_prompt_that_fits() -> None:
+def test_every_group_has_a_prompt_of_suitable_length() -> None:
     texts = prompts(None, 0)
     assert len(texts) == STEPS * BATCH // GROUP
     assert all(4 <= len(text.split()) <= 32 for text in texts)
 
 
-def test_goals_are_against_what_was_measured_of_the_same_work() -> None:
+def test_goals_are_compared_with_measurements_of_the_same_work() -> None:
     measured = {"64x2_trl_lora_samples_per_cpu_s": 50.0, "64x2_trl_lora_peak_mib": 1000.0}
     other = {"64x2_trl_full_samples_per_cpu_s": 10.0, "64x2_trl_full_peak_mib": 10_000.0}
     found = goals(OURS | measured | other)
@@ -29,7 +29,7 @@ def test_goals_are_against_what_was_measured_of_the_same_work() -> None:
     assert found["64x2: peak memory / trl's, the same adapter"] == {"value": 0.5, "goal": 0.7, "met": True}
 
 
-def test_a_run_of_other_work_stands_in_for_nothing() -> None:
+def test_measurements_of_other_work_are_not_used_for_a_goal() -> None:
     other = {"64x2_trl_full_samples_per_cpu_s": 10.0, "128x4_trl_lora_peak_mib": 1000.0}
     found = goals(OURS | other)
     measured = {name for name, goal in found.items() if goal["met"] is not None}
@@ -37,9 +37,7 @@ def test_a_run_of_other_work_stands_in_for_nothing() -> None:
     assert all(goal["value"] is None for name, goal in found.items() if name not in measured)
 
 
-async def test_the_real_loop_trains_on_every_token_it_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_real_loop_trains_on_every_requested_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "STEPS", 2)
     monkeypatch.setattr(Chatter, "texts", prompts(None, 0))
     make_model(tmp_path, 64, 1)
@@ -49,7 +47,7 @@ async def test_the_real_loop_trains_on_every_token_it_was_asked_for(
     assert done.sampled_tokens == [BATCH * NEW_TOKENS] * 2
 
 
-def test_other_work_is_not_compared() -> None:
+def test_different_work_is_not_compared() -> None:
     asked = BATCH * NEW_TOKENS
     mine = Done(100, ["torch.float32"], [asked, asked], 2 * asked + 50, 2, 1)
     require_same(mine, mine, lora=True)

@@ -1,4 +1,4 @@
-"""The Gymnasium bridge, both ways, with FakeSandboxPool and Gymnasium's own checker."""
+"""The Gymnasium bridge in both directions, with FakeSandboxPool and Gymnasium's own checker."""
 
 import asyncio
 import importlib.util
@@ -40,14 +40,14 @@ MALFORMED = "<tool_call>\nget(31)\n</tool_call>"
 
 
 def calling(code: str) -> str:
-    """The assistant's turn that runs `code`, in the Hermes format."""
+    """Return an assistant turn that runs `code`, in the Hermes format."""
     return f"<tool_call>\n{json.dumps({'name': 'python', 'arguments': {'code': code}})}\n</tool_call>"
 
 
 class Sandboxed:
     """A sandbox over FakeSandboxPool that counts its open pools.
 
-    No async generator: asyncio would close one that was left open when its loop ends.
+    It isn't an async generator, because asyncio would close one that is still open when its loop ends.
     """
 
     def __init__(self) -> None:
@@ -68,25 +68,25 @@ class Sandboxed:
 
 @pytest.fixture
 def unregistered() -> Iterator[None]:
-    """Forget what a test registers with Gymnasium."""
+    """Unregister the envs that a test registers with Gymnasium."""
     known = dict(gymnasium.registry)
     yield
     gymnasium.registry.clear()
     gymnasium.registry.update(known)
 
 
-# ------------------------------------------------------------------- out
+# ------------------------------------------------------------------- export
 
 
 @pytest.mark.usefixtures("no_leaks", "unregistered")
-def test_gymnasiums_checker_passes(sandboxes: FakeSandboxPool) -> None:
+def test_gymnasiums_own_checker_passes(sandboxes: FakeSandboxPool) -> None:
     env = gymnasium.make(register_gymnasium(Chase), sandboxes=sandboxes).unwrapped
     with closing(env):
         check_gymnasium_env(env)
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_an_oracle_solves_chase_through_the_export(sandboxes: FakeSandboxPool) -> None:
+def test_an_oracle_solves_chase_through_the_exported_env(sandboxes: FakeSandboxPool) -> None:
     with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         observation, info = env.reset(seed=0)
         assert observation == "user: Start at key 31. What is the value?"
@@ -102,7 +102,7 @@ def test_an_oracle_solves_chase_through_the_export(sandboxes: FakeSandboxPool) -
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_each_episode_of_a_mixture_is_of_the_member_that_its_task_is_of(sandboxes: FakeSandboxPool) -> None:
+def test_each_episode_of_a_mixture_uses_the_env_of_its_task(sandboxes: FakeSandboxPool) -> None:
     mixed = ag.mix({"chase": ag.Member(Chase, 1), "plain": ag.Member(Plain, 1)})
     tasks = [TASK.model_copy(update={"id": "chase/t"}), ag.Task(id="plain/p", prompt="Go.")]
     with closing(ExportedEnv(mixed, tasks=tasks, sandboxes=sandboxes)) as env:
@@ -115,7 +115,7 @@ def test_each_episode_of_a_mixture_is_of_the_member_that_its_task_is_of(sandboxe
     assert [(earned, truncated) for _, earned, _, truncated, _ in steps] == [(1.0, False), (1.0, False), (11.0, True)]
 
 
-def test_a_mixtures_own_tasks_are_played_through_gymnasium() -> None:
+def test_a_mixtures_own_tasks_run_through_gymnasium() -> None:
     mixed = ag.mix({"lake": ag.Member(Still, 2), "sea": ag.Member(Still, 1)})
     with closing(ExportedEnv(mixed)) as env:
         seen = {env.reset(seed=seed)[1]["task"] for seed in range(12)}
@@ -123,17 +123,17 @@ def test_a_mixtures_own_tasks_are_played_through_gymnasium() -> None:
     assert seen == {"lake/0", "lake/1", "sea/0", "sea/1"}
 
 
-def test_the_limit_on_turns_truncates_and_the_score_is_in_the_last_reward(sandboxes: FakeSandboxPool) -> None:
+def test_the_turn_limit_truncates_and_the_score_is_in_the_last_reward(sandboxes: FakeSandboxPool) -> None:
     with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         env.reset()
         steps = [env.step(action) for action in [MALFORMED, *[calling("1")] * 5]]
     assert [(earned, terminated, truncated) for _, earned, terminated, truncated, _ in steps[:-1]] == [(0, 0, 0)] * 5
     assert steps[-1][:4] == ("tool: 1", -0.1, False, True)
-    assert steps[-1][4]["rewards"]["malformed"] == 1.0  # what the method returned; the reward has its weight
+    assert steps[-1][4]["rewards"]["malformed"] == 1.0  # the method's return value; the reward has its weight
     assert steps[-1][4]["stop_reason"] == "turns"
 
 
-def test_ending_on_the_last_turn_is_no_truncation(sandboxes: FakeSandboxPool) -> None:
+def test_ending_on_the_last_turn_is_not_truncation(sandboxes: FakeSandboxPool) -> None:
     with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         env.reset()
         steps = [env.step(action) for action in [*[calling("1")] * 5, "Answer: 17"]]
@@ -141,7 +141,7 @@ def test_ending_on_the_last_turn_is_no_truncation(sandboxes: FakeSandboxPool) ->
 
 
 class Still(ag.ToolEnv[ag.Task]):
-    """Two tasks, each worth a half whatever is said."""
+    """Two tasks, each worth 0.5 whatever the model says."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> list[ag.Task]:
@@ -153,7 +153,7 @@ class Still(ag.ToolEnv[ag.Task]):
 
 
 class Plain(ag.Env[ag.Task]):
-    """Earns 1 a step and writes down in which task it is used."""
+    """Earns 1 per step and records the asyncio task of each call."""
 
     limits = ag.Limits(turns=3)
     used: ClassVar[list[object]] = []
@@ -186,7 +186,7 @@ def test_step_rewards_and_the_score_add_up_as_in_a_rollout() -> None:
     assert played.reward == sum(earned)
 
 
-def test_everything_of_an_env_runs_in_one_task() -> None:
+def test_all_calls_of_an_env_are_in_one_asyncio_task() -> None:
     Plain.used.clear()
     with closing(ExportedEnv(Plain, tasks=[PLAIN])) as env:
         env.reset()
@@ -204,7 +204,7 @@ class Stuck(Plain):
         raise AssertionError
 
 
-def test_the_limit_on_seconds_truncates_a_step_that_never_ends() -> None:
+def test_the_time_limit_truncates_a_step_that_never_ends() -> None:
     with closing(ExportedEnv(Stuck, tasks=[PLAIN])) as env:
         env.reset()
         observation, earned, terminated, truncated, info = env.step("on")
@@ -213,7 +213,7 @@ def test_the_limit_on_seconds_truncates_a_step_that_never_ends() -> None:
 
 
 class Interrupted(Plain):
-    """Presses Ctrl-C in its own step and waits."""
+    """Raises SIGINT in its own step, as Ctrl-C does, and waits."""
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         os.kill(os.getpid(), signal.SIGINT)
@@ -234,7 +234,7 @@ def test_an_interrupt_cancels_the_step_and_the_env_still_closes() -> None:
     with pytest.raises(KeyboardInterrupt):
         env.step("on")
     env.close()
-    assert Plain.used[1:] == [0], "closed once, in a task that is no longer being cancelled"
+    assert Plain.used[1:] == [0], "expected one close, in a task without a pending cancellation"
 
 
 class Broken(Plain):
@@ -251,7 +251,7 @@ def test_an_error_of_the_env_reaches_the_caller() -> None:
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_each_episode_has_a_sandbox_of_its_own_and_close_gives_everything_back() -> None:
+def test_each_episode_has_a_new_sandbox_and_close_returns_all_of_them() -> None:
     spec = Sandboxed()
     env = ExportedEnv(Chase, tasks=[TASK], spec=spec)
     assert spec.open_pools == 0
@@ -274,7 +274,7 @@ class NoStart(Chase):
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_a_failed_reset_gives_its_sandbox_back(sandboxes: FakeSandboxPool) -> None:
+def test_a_failed_reset_returns_its_sandbox(sandboxes: FakeSandboxPool) -> None:
     with closing(ExportedEnv(NoStart, tasks=[TASK], sandboxes=sandboxes)) as env:
         with pytest.raises(EnvError, match=r"setup: OSError: .*no disk"):
             env.reset()
@@ -291,7 +291,7 @@ def test_a_step_outside_an_episode_is_refused(sandboxes: FakeSandboxPool) -> Non
             env.step("after the end")
 
 
-def test_the_seed_picks_the_task_and_options_can_name_it(sandboxes: FakeSandboxPool) -> None:
+def test_the_seed_selects_the_task_and_options_can_name_it(sandboxes: FakeSandboxPool) -> None:
     with closing(ExportedEnv(Chase, sandboxes=sandboxes)) as env:
         seeded = [env.reset(seed=seed)[1]["task"] for seed in (1, 2, 1)]
         assert seeded[0] == seeded[2] != seeded[1]
@@ -300,7 +300,7 @@ def test_the_seed_picks_the_task_and_options_can_name_it(sandboxes: FakeSandboxP
         assert env.reset(options={"task": 7})[1]["task"] == Chase.tasks("test")[7].id
 
 
-def test_what_a_caller_writes_into_info_stays_out_of_the_env(sandboxes: FakeSandboxPool) -> None:
+def test_changes_of_the_info_dict_do_not_reach_the_env(sandboxes: FakeSandboxPool) -> None:
     with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         first = env.reset()[1]
         first["tools"][0]["function"]["name"] = "mine"
@@ -313,7 +313,7 @@ def test_nothing_starts_before_the_first_reset() -> None:
     assert env.observation_space.contains("")
 
 
-def test_no_tasks_are_refused() -> None:
+def test_an_empty_list_of_tasks_is_refused() -> None:
     with pytest.raises(ValueError, match="tasks: give at least one"):
         ExportedEnv(Chase, tasks=[])
 
@@ -329,7 +329,7 @@ def test_an_observation_stays_in_its_space() -> None:
         assert all(text in env.observation_space for text in (strange, long, CHARSET[:60]))
 
 
-def test_several_calls_and_a_broken_one_are_answered_in_one_turn(sandboxes: FakeSandboxPool) -> None:
+def test_several_calls_including_a_malformed_one_are_answered_in_one_turn(sandboxes: FakeSandboxPool) -> None:
     with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         env.reset()
         observation = env.step(f"Let me see. {calling('get(31)')}\n{MALFORMED}\n{calling('get(52)')}")[0]
@@ -340,7 +340,7 @@ def test_several_calls_and_a_broken_one_are_answered_in_one_turn(sandboxes: Fake
 
 @pytest.mark.usefixtures("no_leaks", "unregistered")
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_make_vec_steps_two_at_once(mode: str) -> None:
+def test_make_vec_steps_two_envs_at_once(mode: str) -> None:
     id = register_gymnasium("chase", sandboxes=FakeSandboxPool(), tasks=[TASK])
     options = {"shared_memory": False} if mode == "async" else {}
     with closing(gymnasium.make_vec(id, num_envs=2, vectorization_mode=mode, vector_kwargs=options)) as vector:
@@ -354,7 +354,7 @@ def test_make_vec_steps_two_at_once(mode: str) -> None:
 
 
 @pytest.mark.usefixtures("unregistered")
-def test_an_id_means_one_thing() -> None:
+def test_an_id_cannot_be_registered_for_two_envs() -> None:
     assert register_gymnasium(Chase) == register_gymnasium(Chase) == "agentgym/Chase-v0"
     assert register_gymnasium(Chase, "agentgym/Small-v1", max_length=100) == "agentgym/Small-v1"
     with pytest.raises(ValueError, match="already registered"):
@@ -370,7 +370,7 @@ def test_without_gymnasium_the_error_says_what_to_install(monkeypatch: pytest.Mo
         spec.loader.exec_module(ModuleType("without_gymnasium"))
 
 
-# ------------------------------------------------------------------- in
+# ------------------------------------------------------------------- import
 
 
 class FrozenLake(GymnasiumToolEnv):
@@ -390,7 +390,7 @@ PATH: list[Reply] = [call("act", action=name) for name in ("down", "down", "righ
 
 
 def read(played: ag.Rollout) -> str:
-    """The whole rollout as text."""
+    """Return the whole rollout as text."""
     return Scripted([]).tokenizer.decode(played.segments[-1].token_ids.tolist())
 
 
@@ -404,42 +404,42 @@ async def test_a_scripted_walk_solves_frozen_lake(no_leaks: None) -> None:
     assert played.rewards == {"gym_return": 1.0}
 
 
-async def test_the_first_prompt_holds_the_choices_and_the_first_observation() -> None:
+async def test_the_first_prompt_has_the_choices_and_the_first_observation() -> None:
     played = await ag.rollout(FrozenLake, lake(), Scripted([say("no")]))
     assert "G; H is a hole.\n\nActions: left, down, right, up\n\n\n[S]FFF\nFHFH\nFFFH\nHFFG" in read(played)
 
 
-async def test_an_action_moves_the_mark() -> None:
+async def test_an_action_moves_the_player() -> None:
     played = await ag.rollout(FrozenLake, lake(), Scripted([PATH[0], say("no")]))
     assert "<|im_start|>tool\n  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG\n<|im_end|>" in read(played)
     assert "\x1b" not in read(played)
 
 
-async def test_actions_have_numbers_too() -> None:
+async def test_actions_can_be_given_as_numbers() -> None:
     numbers: list[Reply] = [call("act", action=action) for action in (1, "1", 2, 1, 2, "2")]
     assert (await ag.rollout(FrozenLake, lake(), Scripted(numbers))).reward == 1.0
     assert (await ag.rollout(GymnasiumToolEnv, lake(), Scripted(numbers))).reward == 1.0
 
 
-async def test_an_unknown_action_is_an_answer_and_no_step() -> None:
+async def test_an_unknown_action_gets_a_message_and_takes_no_step() -> None:
     wrong: list[Reply] = [call("act", action=action) for action in ("fly", 4, -1)]
     played = await ag.rollout(FrozenLake, lake(), Scripted([*wrong, *PATH]))
     assert "error: no action 'fly'; the actions are: left, down, right, up" in read(played)
     assert (played.reward, played.metrics["tool_errors"]) == (1.0, 3)
 
 
-async def test_a_hole_ends_it_without_a_reward() -> None:
+async def test_a_hole_ends_the_episode_without_a_reward() -> None:
     played = await ag.rollout(FrozenLake, lake(), Scripted([PATH[0], call("act", action="right")]))
     assert (played.reward, played.stop_reason) == (0.0, "done")
 
 
-async def test_gymnasiums_own_limit_ends_it_as_truncated() -> None:
+async def test_gymnasiums_own_limit_ends_the_episode_as_truncated() -> None:
     played = await ag.rollout(FrozenLake, lake(max_episode_steps=2), Scripted(PATH))
     assert (played.reward, played.stop_reason, played.metrics["turns"]) == (0.0, "truncated", 2)
 
 
 class Counting(gymnasium.Env[int, int]):  # type: ignore[misc]
-    """Counts up from a seeded start; action 5 pays a half, action 6 ends it and pays one."""
+    """Counts up from a seeded start; action 5 pays 0.5, and action 6 pays 1 and ends the episode."""
 
     observation_space = gymnasium.spaces.Discrete(1000)
     action_space = gymnasium.spaces.Discrete(2, start=5)
@@ -471,7 +471,7 @@ class Told(GymnasiumToolEnv):
         return f"The count is {observation}."
 
 
-async def test_rewards_are_summed_and_an_observation_reads_as_described(counting: GymnasiumTask) -> None:
+async def test_rewards_are_summed_and_observations_are_described(counting: GymnasiumTask) -> None:
     script = [call("act", action="more"), call("act", action=5), call("act", action="stop")]
     played = await ag.rollout(Told, counting, Scripted(script))
     assert played.reward == 2.0
@@ -480,7 +480,7 @@ async def test_rewards_are_summed_and_an_observation_reads_as_described(counting
     assert f"The count is {start + 2}." in read(played)
 
 
-async def test_without_a_seed_each_attempt_begins_otherwise_and_the_rollouts_of_a_group_do_not(
+async def test_without_a_seed_attempts_start_differently_and_group_members_start_alike(
     counting: GymnasiumTask,
 ) -> None:
     task, engine = counting.model_copy(update={"seed": None}), Scripted([say("no")])
@@ -491,7 +491,7 @@ async def test_without_a_seed_each_attempt_begins_otherwise_and_the_rollouts_of_
     assert len(shared) == 1
 
 
-async def test_without_a_rendering_the_observation_is_its_text(counting: GymnasiumTask) -> None:
+async def test_without_rendering_the_observation_is_printed(counting: GymnasiumTask) -> None:
     start = int(gymnasium.make("test/Counting-v0").reset(seed=3)[0])
     played = await ag.rollout(GymnasiumToolEnv, counting, Scripted([say("no")]))
     assert f"Actions: 5, 6\n\n{start}<|im_end|>" in read(played)
@@ -520,17 +520,17 @@ async def test_actions_that_are_not_discrete_are_an_error() -> None:
     assert "Pendulum-v1: expected a Discrete action space" in played.error
 
 
-def test_an_exported_env_is_closed_behind_the_thread_of_its_tool() -> None:
+def test_an_exported_env_is_closed_after_its_tools_thread_has_ended() -> None:
     diary, begun, free = list[str](), threading.Event(), threading.Event()
 
     class Slow(ag.ToolEnv[ag.Task]):
         @ag.tool(timeout_s=0.01)
         def work(self) -> None:
-            """Work for longer than it may."""
+            """Work past the time limit."""
             try:
                 begun.set()
                 free.wait()
-            except threads.Interrupted:  # It came before the call of C was begun.
+            except threads.Interrupted:  # The interrupt came before the C call started.
                 free.wait()
             finally:
                 diary.append("work ended")
@@ -544,7 +544,7 @@ def test_an_exported_env_is_closed_behind_the_thread_of_its_tool() -> None:
 
     exported = ExportedEnv(Slow, tasks=[ag.Task.model_validate({"id": "t", "prompt": "Go."})])
     exported.reset(seed=0)
-    while not begun.is_set():  # A call whose thread had not begun by then does nothing.
+    while not begun.is_set():  # A call does nothing if its thread had not started by its time limit.
         text, *_ = exported.step('<tool_call>\n{"name": "work", "arguments": {}}\n</tool_call>')
         assert "timed out" in text
     threading.Timer(0.1, free.set).start()

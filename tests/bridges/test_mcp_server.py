@@ -1,4 +1,4 @@
-"""Envs served as MCP servers, driven by the package's own client and by ag.MCP."""
+"""Envs served as MCP servers, driven by the `mcp` package's own client and by ag.MCP."""
 
 import asyncio
 import base64
@@ -39,7 +39,7 @@ STARS = ChaseTask(
 
 
 class Judged(ag.ToolEnv[ag.Task]):
-    """Worth what a judge says."""
+    """Rewards what a judge says."""
 
     @ag.reward
     async def judged(self) -> float:
@@ -50,7 +50,7 @@ class Offline(Judged):
     fallback_models: ClassVar = {"judge": Scripted([say("0.5")])}
 
 
-async def test_a_fallback_model_judges_an_episode_and_without_one_the_episode_fails_and_says_so() -> None:
+async def test_an_episode_is_judged_by_the_fallback_model_or_fails_with_a_reason() -> None:
     task = ag.Task(id="t", prompt="Say a word.")
     async with open_episode(Offline, task) as episode, Client(episode.server) as client:
         await client.call_tool("answer", {"text": "noon"})
@@ -65,7 +65,7 @@ async def test_a_fallback_model_judges_an_episode_and_without_one_the_episode_fa
 
 
 @pytest.mark.parametrize("arguments", [{"text": 42}, {"text": 10**5000}, {"text": "noon", "more": [float("nan")]}])
-async def test_arguments_that_no_model_writes_are_an_error_and_the_episode_goes_on(arguments: dict[str, Any]) -> None:
+async def test_arguments_that_no_model_writes_are_an_error_and_the_episode_continues(arguments: dict[str, Any]) -> None:
     task = ag.Task(id="t", prompt="Say a word.")
     async with open_episode(Offline, task) as episode:
         asked: Any = type("Asked", (), {"name": "answer", "arguments": arguments})
@@ -79,7 +79,7 @@ async def test_arguments_that_no_model_writes_are_an_error_and_the_episode_goes_
 
 
 class Camera(ag.ToolEnv[ag.Task]):
-    """Shows pictures."""
+    """Returns pictures."""
 
     @ag.tool
     async def photo(self) -> list[str | ag.Image]:
@@ -91,7 +91,7 @@ class Camera(ag.ToolEnv[ag.Task]):
         return 1.0
 
 
-async def test_a_picture_that_a_tool_returns_is_an_image_of_its_result() -> None:
+async def test_a_tools_picture_is_an_image_in_its_result() -> None:
     task = ag.Task(id="t", prompt=["Photograph this:", ag.Image(PNG)])
     async with open_episode(Camera, task) as episode, Client(episode.server) as client:
         assert episode.server.instructions == f"Photograph this:\n{SHOWN}"
@@ -105,7 +105,7 @@ async def test_a_picture_that_a_tool_returns_is_an_image_of_its_result() -> None
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """Adds numbers; worth what was added last where the answer names it."""
+    """Adds numbers; rewards the last sum if the answer names it."""
 
     limits = ag.Limits(turns=4)
     system = "You add."
@@ -171,7 +171,7 @@ async def read(client: Any, uri: str = OUTCOME) -> Any:
 TASK_OF_DESK = ag.Task(id="t", prompt="Add 2 and 3.")
 
 
-async def test_a_client_reads_the_task_calls_tools_answers_and_reads_the_reward(no_leaks: None) -> None:
+async def test_a_client_can_run_an_episode_from_task_to_reward(no_leaks: None) -> None:
     async with open_episode(Desk, TASK_OF_DESK) as made, Client(made.server) as client:
         listed = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert list(listed) == ["add", "done", "lose", "answer"]
@@ -190,7 +190,7 @@ async def test_a_client_reads_the_task_calls_tools_answers_and_reads_the_reward(
         assert (late.is_error, text(late)) == (True, f"the episode has ended; {OUTCOME} holds its outcome")
 
 
-async def test_everything_of_the_env_runs_in_one_task_and_is_closed_behind_the_client() -> None:
+async def test_the_env_runs_in_one_task_and_is_closed_after_the_client_has_left() -> None:
     async with open_episode(Desk, TASK_OF_DESK) as made, Client(made.server) as client:
         await asyncio.gather(*(client.call_tool("add", {"a": number, "b": 1}) for number in range(3)))
         assert Desk.log[0] == "opened"
@@ -199,7 +199,7 @@ async def test_everything_of_the_env_runs_in_one_task_and_is_closed_behind_the_c
     assert len(set(Desk.log[1:-1])) == 1
 
 
-async def test_what_the_client_got_wrong_is_an_error_that_it_reads() -> None:
+async def test_the_clients_mistakes_are_errors_that_it_can_read() -> None:
     async with open_episode(Desk, TASK_OF_DESK) as made, Client(made.server) as client:
         wrong = await client.call_tool("add", {"a": "x", "b": 1})
         assert wrong.is_error
@@ -210,7 +210,7 @@ async def test_what_the_client_got_wrong_is_an_error_that_it_reads() -> None:
             await client.read_resource("agentgym://x")
 
 
-async def test_a_tool_that_stops_and_a_limit_end_the_episode() -> None:
+async def test_a_stopping_tool_or_a_limit_ends_the_episode() -> None:
     async with open_episode(Desk, TASK_OF_DESK) as made, Client(made.server) as client:
         await client.call_tool("add", {"a": 2, "b": 2})
         assert text(await client.call_tool("done", {})) == "good bye"
@@ -229,7 +229,7 @@ async def test_an_episode_that_fails_has_no_reward() -> None:
         assert await read(client) == {"reward": None, "error": "SandboxError: the sandbox is gone"}
 
 
-async def test_an_env_with_a_sandbox_gives_it_back(no_leaks: None) -> None:
+async def test_an_env_returns_its_sandbox(no_leaks: None) -> None:
     sandboxes = FakeSandboxPool()
     async with open_episode(Chase, STARS, sandboxes=sandboxes) as made, Client(made.server) as client:
         assert text(await client.call_tool("python", {"code": "get(31)"})) == "'see 52'"
@@ -251,12 +251,12 @@ async def test_an_env_that_cannot_be_served_is_refused() -> None:
 
 
 async def post(url: str, headers: dict[str, str]) -> None:
-    """Send a request that no MCP client sends, as a stranger does who looks for something to call."""
+    """Send a request that no MCP client sends, as an unknown program that probes the port would."""
     asked = Request(url, b"{}", {"Content-Type": "application/json", **headers}, method="POST")
     await asyncio.to_thread(lambda: urlopen(asked).close())
 
 
-async def test_over_http_clients_bring_the_token_and_share_the_episode_which_ends_with_the_server(
+async def test_http_clients_need_the_token_and_share_an_episode_until_the_server_ends(
     no_leaks: None,
 ) -> None:
     async with open_episode(Desk, TASK_OF_DESK) as made:
@@ -311,7 +311,7 @@ class Noted(ag.ToolEnv[ag.Task]):
 """
 
 
-async def test_the_command_serves_an_env_over_stdio_to_ag_mcp_and_closes_it_when_the_client_hangs_up(
+async def test_the_command_serves_an_env_over_stdio_until_the_client_hangs_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "noted.py").write_text(SERVED)
@@ -341,7 +341,7 @@ async def test_the_command_serves_an_env_over_stdio_to_ag_mcp_and_closes_it_when
     assert (tmp_path / "closed").exists()
 
 
-def test_a_port_that_nobody_can_listen_at_is_refused_in_one_line(
+def test_an_unavailable_port_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "served.py").write_text(SERVED)

@@ -1,4 +1,4 @@
-"""The OpenEnv bridge against real servers of OpenEnv's own package; `make peers` installs it, and runs these tests."""
+"""The OpenEnv bridge against real servers from OpenEnv's own package; `make peers` installs it and runs these tests."""
 
 import asyncio
 import socket
@@ -34,7 +34,7 @@ class Sum(Observation):  # type: ignore[misc]
 
 
 class Adding(Environment):  # type: ignore[misc]
-    """Adds up to ten; each step pays a tenth of what it added."""
+    """Adds up to ten; each step pays a tenth of the number that it added."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     closed = 0
@@ -59,7 +59,7 @@ class Adding(Environment):  # type: ignore[misc]
 
 @asynccontextmanager
 async def served(environment: Any, action: Any, observation: Any) -> AsyncIterator[str]:
-    """The address of an OpenEnv server that runs meanwhile."""
+    """Run an OpenEnv server for the test and yield its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     app = create_fastapi_app(environment, action, observation, max_concurrent_envs=4)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
@@ -81,7 +81,7 @@ def said(rollout: ag.Rollout) -> list[str]:
     return [str(message["content"]) for message in messages if message["role"] in ("user", "tool")]
 
 
-async def test_an_environment_of_a_server_is_played_to_its_end_for_the_sum_of_its_rewards() -> None:
+async def test_an_openenv_environment_runs_to_its_end_for_its_summed_rewards() -> None:
     before = Adding.closed
     async with served(Adding, Add, Sum) as url:
         env = OpenEnvToolEnv.configured(url=url)
@@ -92,7 +92,7 @@ async def test_an_environment_of_a_server_is_played_to_its_end_for_the_sum_of_it
     assert Adding.closed > before, "the server closed the session's environment"
 
 
-async def test_two_rollouts_are_two_sessions() -> None:
+async def test_two_rollouts_have_two_sessions() -> None:
     async with served(Adding, Add, Sum) as url:
         env = OpenEnvToolEnv.configured(url=url)
         script = [call("act", number=2), say("I stop.")]
@@ -100,7 +100,7 @@ async def test_two_rollouts_are_two_sessions() -> None:
         assert [said(one)[1] for one in rollout] == ['{"sum": 3}', '{"sum": 7}']
 
 
-async def test_a_wrong_action_is_an_answer_and_a_lost_server_a_failure() -> None:
+async def test_a_wrong_action_is_a_message_and_a_lost_server_a_failure() -> None:
     async with served(Adding, Add, Sum) as url:
         env = OpenEnvToolEnv.configured(url=url)
         script = [call("act", number="many"), call("act", number=-1), call("act", number=10)]
@@ -116,7 +116,7 @@ async def test_a_wrong_action_is_an_answer_and_a_lost_server_a_failure() -> None
 
 
 class Desk(MCPEnvironment):  # type: ignore[misc]
-    """Has two MCP tools."""
+    """An environment with two MCP tools."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -143,7 +143,7 @@ class Desk(MCPEnvironment):  # type: ignore[misc]
         return State(step_count=0)
 
 
-async def test_the_mcp_tools_of_an_environment_are_the_models() -> None:
+async def test_the_model_has_the_mcp_tools_of_an_environment() -> None:
     async with served(Desk, CallToolAction, CallToolObservation) as url:
         env = OpenEnvToolEnv.configured(url=url)
         rollout = await ag.rollout(env, task(), Scripted([call("double", number=21), say("42")]))

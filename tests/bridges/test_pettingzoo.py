@@ -1,4 +1,4 @@
-"""The PettingZoo bridge, both ways, with PettingZoo's own api_test and its wrappers."""
+"""The PettingZoo bridge in both directions, checked with PettingZoo's own api_test and wrappers."""
 
 import random
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ CLOSED: list[object] = []
 
 
 class Tally(AECEnv):  # type: ignore[misc]
-    """Players take 1 or 2 stones in turn, each of which pays 1; a mask forbids to take two of one stone."""
+    """Players take 1 or 2 stones in turn, for 1 point each turn; a mask forbids taking 2 of the last one."""
 
     metadata = {"render_modes": ["ansi"], "name": "tally_v0"}  # noqa: RUF012
 
@@ -104,10 +104,10 @@ def shown(rollout: ag.Rollout) -> list[str]:
     return [str(message["content"]) for message in said if message["role"] in ("user", "tool")]
 
 
-# -------------------------------------------------------------------- in
+# -------------------------------------------------------------------- import
 
 
-async def test_the_model_plays_a_seat_of_a_pettingzoo_env_for_the_sum_of_its_rewards(no_leaks: None) -> None:
+async def test_the_model_plays_a_seat_of_a_pettingzoo_env_for_its_summed_rewards(no_leaks: None) -> None:
     CLOSED.clear()
     rollout = await ag.rollout(Stones, game(), moves("two", "two", "one"))
     assert shown(rollout)[0] == "Take one or two stones.\n\n[7]\n\nMoves: one, two"
@@ -116,7 +116,7 @@ async def test_the_model_plays_a_seat_of_a_pettingzoo_env_for_the_sum_of_its_rew
     assert len(CLOSED) == 1
 
 
-async def test_in_another_seat_the_others_have_moved_first_and_the_seed_is_the_envs() -> None:
+async def test_if_the_model_is_second_the_others_have_already_moved() -> None:
     rollout = await ag.rollout(Stones, game(seat=1, seed=1), moves("two", "two", "one"))
     assert shown(rollout)[0].endswith("[7]\n\nMoves: one, two"), "eight stones, of which the opponent took one"
     assert rollout.reward == 5.0
@@ -137,7 +137,7 @@ class Unnamed(PettingZooGame):
         return Tally(render_mode="ansi")
 
 
-async def test_without_names_the_numbers_are_moves_and_others_move_at_random_but_by_their_seed() -> None:
+async def test_without_names_moves_are_numbers_and_others_move_at_random_by_seed() -> None:
     rollouts = [await ag.rollout(Unnamed, game(), moves(*"1111111"), seed=seed) for seed in (1, 1, 2, 3, 4, 5)]
     assert shown(rollouts[0])[0].endswith("\n\nooooooo\n\nMoves: 1, 2"), "an ansi env is shown as it is rendered"
     assert shown(rollouts[0]) == shown(rollouts[1])
@@ -155,7 +155,7 @@ class Three(Unnamed):
         return "1"
 
 
-async def test_whoever_is_out_of_a_game_that_goes_on_moves_no_more_and_keeps_what_it_earned() -> None:
+async def test_a_player_who_is_out_makes_no_more_moves_and_keeps_its_reward() -> None:
     class Out(Tally):
         def step(self, action: Any) -> None:
             super().step(action)
@@ -168,11 +168,11 @@ async def test_whoever_is_out_of_a_game_that_goes_on_moves_no_more_and_keeps_wha
             return Out(3)
 
     rollout = await ag.rollout(Goes, game(), moves("2", "1"))
-    assert shown(rollout)[1:] == ["[5]"], "what it saw when it went"
+    assert shown(rollout)[1:] == ["[5]"], "the last observation before it was out"
     assert (rollout.reward, rollout.stop_reason, rollout.metrics["moves"]) == (2.0, "over", 1.0)
 
 
-async def test_text_actions_are_what_the_model_writes() -> None:
+async def test_text_actions_are_the_models_text() -> None:
     class Written(PettingZooGame):
         players = 1
 
@@ -192,7 +192,9 @@ async def test_text_actions_are_what_the_model_writes() -> None:
         (lambda: Tally(space=spaces.Box(0, 1)), {}, r"tally_v0: expected a Discrete or Text action space"),
     ],
 )
-async def test_an_env_that_is_no_such_game_is_named(made: Any, settings: dict[str, Any], why: str) -> None:
+async def test_an_env_that_is_not_a_turn_based_game_is_refused_by_name(
+    made: Any, settings: dict[str, Any], why: str
+) -> None:
     other = type("Other", (PettingZooGame,), {"make": lambda self: made(), **settings})
     rollout = await ag.rollout(other, game(), moves("1"))
     assert rollout.failure is not None
@@ -200,11 +202,11 @@ async def test_an_env_that_is_no_such_game_is_named(made: Any, settings: dict[st
         raise AssertionError(rollout.failure.message)
 
 
-# ------------------------------------------------------------------- out
+# ------------------------------------------------------------------- export
 
 
 class Race(ag.Game):
-    """Add 1 or 2 in turn; whoever reaches `last` wins."""
+    """Players add 1 or 2 in turn; the player that reaches `last` wins."""
 
     rules = "Add 1 or 2. Whoever reaches the end wins."
     actions: ClassVar[tuple[str, ...]] = ("1", "2", "pass")
@@ -239,7 +241,7 @@ def test_an_exported_game_passes_pettingzoos_api_test(cls: type[ag.Game]) -> Non
     api_test(ExportedGame(cls), num_cycles=100)
 
 
-def test_both_seats_of_an_exported_game_are_played_and_paid() -> None:
+def test_both_seats_of_an_exported_game_play_and_get_rewards() -> None:
     env = ExportedGame(Race)
     env.reset(seed=0)
     assert env.metadata["rules"] == Race.rules
@@ -256,7 +258,7 @@ def test_both_seats_of_an_exported_game_are_played_and_paid() -> None:
     assert env.agents == []
 
 
-def test_an_illegal_move_keeps_the_turn_and_one_too_many_forfeits() -> None:
+def test_an_illegal_move_does_not_end_the_turn_and_too_many_forfeit_the_game() -> None:
     env = ExportedGame(Race)
     env.reset(seed=0)
     env.step(2)
@@ -269,7 +271,7 @@ def test_an_illegal_move_keeps_the_turn_and_one_too_many_forfeits() -> None:
     assert all(env.terminations.values())
 
 
-def test_without_a_seed_each_game_is_another_one() -> None:
+def test_without_a_seed_each_game_is_different() -> None:
     env = ExportedGame(Race)
     starts = set()
     for _ in range(20):
@@ -278,7 +280,7 @@ def test_without_a_seed_each_game_is_another_one() -> None:
     assert len(starts) == 2
 
 
-async def test_an_exported_game_is_a_game_again() -> None:
+async def test_an_exported_game_can_be_imported_again() -> None:
     class Again(PettingZooGame):
         def make(self) -> Any:
             return ExportedGame(Race)
@@ -290,7 +292,7 @@ async def test_an_exported_game_is_a_game_again() -> None:
     assert (rollout.reward, rollout.rewards) == (1.0, {"outcome": 1.0})
 
 
-def test_a_game_that_needs_more_than_its_functions_is_refused() -> None:
+def test_a_game_with_more_than_its_five_functions_is_refused() -> None:
     class Served(Race):
         @classmethod
         @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Our envs in TRL's trainer: by hand as it plays them, and one real step of GRPO."""
+"""agentgym envs in TRL's trainer: driven by hand as TRL does, and one real GRPO step."""
 
 import inspect
 from pathlib import Path
@@ -31,7 +31,7 @@ def said(content: str, **more: Any) -> dict[str, Any]:
 
 
 class Odd(ag.ToolEnv[ag.Task]):
-    """Worth what was picked; its tool `lose` breaks the env, and `done` ends it."""
+    """Rewards the picked number; its tool `lose` breaks the env, and `done` ends the episode."""
 
     limits = ag.Limits(turns=3)
     system = "You pick."
@@ -73,7 +73,7 @@ def row(number: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_an_oracle_earns_its_reward_and_each_episode_has_a_sandbox_of_its_own() -> None:
+def test_an_oracle_earns_its_reward_and_each_episode_has_a_new_sandbox() -> None:
     sandboxes = FakeSandboxPool()
     with bridge.environment_factory(Chase, sandboxes=sandboxes) as make:
         places: list[Any] = [make(), make()]
@@ -101,7 +101,7 @@ def test_trl_reads_the_tools_from_signatures_and_docstrings() -> None:
         assert inspect.getdoc(place.done) == "End it."
 
 
-def test_rollouts_of_a_row_in_one_step_share_the_envs_seed_and_steps_rows_and_seeds_do_not() -> None:
+def test_only_rollouts_of_the_same_row_and_step_share_the_env_seed() -> None:
     seen: list[int] = []
 
     class Seeded(Odd):
@@ -120,14 +120,14 @@ def test_rollouts_of_a_row_in_one_step_share_the_envs_seed_and_steps_rows_and_se
     assert len(set(seen)) == 6
 
 
-def test_what_the_model_gets_wrong_is_an_answer() -> None:
+def test_the_models_mistakes_get_a_message() -> None:
     with bridge.environment_factory(Odd) as make:
         place: Any = make()
         place.reset(**row())
         assert place.pick(number="x").startswith("error: wrong arguments for tool 'pick': number")
 
 
-def test_a_completion_without_an_answer_is_scored_as_it_stands() -> None:
+def test_a_completion_without_an_answer_is_scored_as_it_is() -> None:
     with bridge.environment_factory(Odd) as make:
         place: Any = make()
         place.reset(**row())
@@ -135,7 +135,7 @@ def test_a_completion_without_an_answer_is_scored_as_it_stands() -> None:
         assert bridge.reward([[said("", tool_calls=[{}])]], [place]) == [4.0]
 
 
-def test_calls_behind_the_end_change_nothing() -> None:
+def test_calls_after_the_end_have_no_effect() -> None:
     with bridge.environment_factory(Odd) as make:
         place: Any = make()
         place.reset(**row())
@@ -146,7 +146,7 @@ def test_calls_behind_the_end_change_nothing() -> None:
         place.reset(**row())
         for number in range(5):
             place.pick(number=number)
-        assert bridge.reward([[said("bye")]], [place]) == [2.0], "the limit on turns ended it"
+        assert bridge.reward([[said("bye")]], [place]) == [2.0], "the turn limit ended the episode"
 
 
 def test_an_env_that_fails_has_no_reward() -> None:
@@ -161,7 +161,7 @@ def test_an_env_that_fails_has_no_reward() -> None:
         assert bridge.reward([[said("bye")]], [place]) == [0.0]
 
 
-def test_what_an_env_says_behind_the_prompt_is_given_to_trl() -> None:
+def test_messages_of_the_env_after_the_prompt_are_passed_to_trl() -> None:
     task = Nim.tasks("train")[0]
     prompt = [{"role": "user", "content": task.prompt[0]["content"]}]
     with bridge.environment_factory(Nim) as make:
@@ -203,7 +203,7 @@ def _made(env: type[ag.Env[Any]]) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_one_step_of_trls_grpo_trains_the_tiny_model_on_our_env(tmp_path: Path) -> None:
+def test_one_grpo_step_of_trl_trains_the_tiny_model_on_our_env(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl", reason="needs the extra agentgym-kit[trl]")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -212,7 +212,7 @@ def test_one_step_of_trls_grpo_trains_the_tiny_model_on_our_env(tmp_path: Path) 
     folder = ROOT / "recipes/checkpoints/chase"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.response_template = qwen3_template  # TRL knows the calls of templates by their text; this one is ours.
+    tokenizer.response_template = qwen3_template  # TRL recognizes known templates by their text only.
     before = [parameter.detach().clone() for parameter in model.parameters()]
     settings = trl.GRPOConfig(
         output_dir=str(tmp_path),
@@ -243,7 +243,7 @@ def test_one_step_of_trls_grpo_trains_the_tiny_model_on_our_env(tmp_path: Path) 
     (logged, *_) = trainer.state.log_history
     assert logged["tools/call_frequency"] > 0
     assert logged["tools/failure_frequency"] == 0
-    assert 0 < logged["reward"] < 1, "rewards that differ: else the step trains nothing"
+    assert 0 < logged["reward"] < 1, "the rewards must differ, or the step trains nothing"
     changed = [bool((old != new).any()) for old, new in zip(before, model.parameters(), strict=True)]
     assert all(changed)
     assert (len(sandboxes.made), len(sandboxes.leased)) == (8, 0)

@@ -1,4 +1,4 @@
-"""The verifiers bridge against the real package's own loops and rubrics; `make peers` installs it, and runs these."""
+"""The verifiers bridge against the real package's loops and rubrics; `make peers` installs it and runs these tests."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-async def test_a_version_without_load_environment_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_version_without_load_environment_names_the_version_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verifiers", ModuleType("verifiers"))
     with pytest.raises(EnvError, match=re.escape(f"no load_environment; {install_line('verifiers')}")):
         VerifiersEnv.configured(env_id="sums").tasks("train")
@@ -54,7 +54,7 @@ async def brief(completion: Any) -> float:
 
 
 def made(**declared: Any) -> type[VerifiersEnv]:
-    """An env whose `load` is given."""
+    """Return an env class with this `load`."""
     load = declared.pop("load")
     return type("Played", (VerifiersEnv,), {"load": classmethod(lambda cls: load()), **declared})
 
@@ -69,7 +69,7 @@ def sums() -> Any:
 
 
 @needs_verifiers
-async def test_a_single_turn_is_worth_what_its_rubric_says() -> None:
+async def test_a_single_turn_is_scored_by_its_rubric() -> None:
     env = made(load=sums)
     [first] = env.tasks("train")
     assert [one.id for one in env.tasks("test")] == ["test/0", "test/1"]
@@ -83,9 +83,7 @@ async def test_a_single_turn_is_worth_what_its_rubric_says() -> None:
 
 
 @needs_verifiers
-async def test_an_environment_is_loaded_by_its_name_with_its_arguments(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_an_environment_is_loaded_by_name_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "my_sums.py").write_text(
         "import verifiers as vf\nfrom datasets import Dataset\n\n"
         "def load_environment(number=2):\n"
@@ -119,7 +117,7 @@ def doubling() -> Any:
 
 
 @needs_verifiers
-async def test_the_tools_of_an_environment_are_called_and_their_errors_read() -> None:
+async def test_an_environments_tools_are_called_and_the_model_reads_their_errors() -> None:
     script = [call("double", number=-1), call("double", number=2), say("4")]
     rollout = await ag.rollout(made(load=doubling), task("Double 2."), Scripted(script))
     assert (rollout.failure, rollout.reward, rollout.stop_reason) == (None, 1.0, "no_tools_called")
@@ -130,7 +128,7 @@ async def test_the_tools_of_an_environment_are_called_and_their_errors_read() ->
 
 
 @needs_verifiers
-async def test_a_call_that_cannot_be_read_is_text() -> None:
+async def test_a_malformed_call_is_text() -> None:
     rollout = await ag.rollout(made(load=doubling), task(), Scripted([raw('<tool_call>\n{"name": "double", ')]))
     assert (rollout.failure, rollout.reward, rollout.stop_reason) == (None, 0.0, "no_tools_called")
 
@@ -169,7 +167,7 @@ def counted(state: Any) -> float:
 
 
 @needs_verifiers
-async def test_each_turn_of_a_chat_is_trained_with_the_ids_that_were_sampled() -> None:
+async def test_each_turn_of_a_chat_is_trained_with_the_sampled_ids() -> None:
     engine = Drawing(calls=False)
     rollout = await ag.rollout(made(load=lambda: chatting(max_turns=5)), task(), engine)
     assert (rollout.failure, rollout.reward, rollout.stop_reason) == (None, 5.0, "max_turns_reached")
@@ -202,7 +200,7 @@ async def test_a_chat_that_ends_is_scored(declared: Any, engine: Any, reason: st
         ([say("yes")], "EngineError", "the script has 1 replies"),
     ],
 )
-async def test_what_goes_wrong_is_a_failure_by_name(script: Any, kind: str, why: str) -> None:
+async def test_each_kind_of_failure_is_named(script: Any, kind: str, why: str) -> None:
     rollout = await ag.rollout(made(load=chatting), task(), Scripted(script))
     assert rollout.failure is not None
     assert (rollout.reward, rollout.failure.type) == (None, kind)
@@ -210,7 +208,7 @@ async def test_what_goes_wrong_is_a_failure_by_name(script: Any, kind: str, why:
 
 
 @needs_verifiers
-async def test_a_reward_that_raises_fails_the_rollout_by_name_or_is_zero_where_that_is_wanted() -> None:
+async def test_a_reward_that_raises_fails_the_rollout_or_is_zero_if_configured() -> None:
     def broken(completion: Any) -> float:
         raise LookupError("no key")
 
@@ -235,7 +233,7 @@ async def test_rubrics_that_compare_rollouts_are_refused() -> None:
 
 
 @needs_verifiers
-async def test_an_environment_is_shared_by_all_rollouts_and_torn_down_once_with_signals_as_they_were() -> None:
+async def test_an_environment_is_shared_and_torn_down_once_without_touching_signals() -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     environments: list[Any] = []
 
@@ -250,7 +248,7 @@ async def test_an_environment_is_shared_by_all_rollouts_and_torn_down_once_with_
     assert (len(environment.cleaned), environment.torn) == (3, ["torn"])
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     await environment._teardown()
-    assert environment.torn == ["torn"], "it is not torn down again when the process ends"
+    assert environment.torn == ["torn"], "torn down again when the process ended"
 
 
 @needs_verifiers

@@ -1,4 +1,4 @@
-"""The command `agentgym check`: what it says of an env, by each kind of name, and what its exit code means."""
+"""The command `agentgym check`: its report about an env, the ways to name one, and its exit code."""
 
 import importlib
 import sys
@@ -20,7 +20,7 @@ TEXT = renamed((ROOT / "templates/tool/env.py").read_text(), "tool", "hello")
 
 @dataclass(frozen=True)
 class Done:
-    """What the command said, and its exit code."""
+    """The command's output and exit code."""
 
     returncode: int
     stdout: str
@@ -32,7 +32,7 @@ Check = Callable[..., Done]
 
 @pytest.fixture
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
-    """The command in a folder with the env hello, which is imported anew each time."""
+    """Return a function that runs the command in a folder with the env hello, which is imported anew each time."""
     (tmp_path / "hello").mkdir()
     (tmp_path / "hello/__init__.py").touch()
     (tmp_path / "hello/env.py").write_text(TEXT)
@@ -58,7 +58,7 @@ def test_a_sound_env_is_found_by_each_of_its_names(check: Check, name: str) -> N
     assert done.stdout == "hello (hello.env:Hello), task '31' with its oracle: nothing is wrong\n"
 
 
-def test_a_name_beside_a_file_of_that_name_is_told_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_also_a_file_name_gets_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("calc.py").write_text(TEXT)
     with pytest.raises(
@@ -67,7 +67,7 @@ def test_a_name_beside_a_file_of_that_name_is_told_the_file(tmp_path: Path, monk
         find("calc")
 
 
-def test_it_is_found_by_its_name_from_its_own_folder(check: Check, tmp_path: Path) -> None:
+def test_an_env_is_found_by_name_in_its_own_folder(check: Check, tmp_path: Path) -> None:
     done = check("hello", "--number", "3", "--split", "test", folder=tmp_path / "hello")
     assert done.stdout == "hello (hello.env:Hello), task '83' with its oracle: nothing is wrong\n", done.stderr
 
@@ -78,7 +78,7 @@ def test_an_env_is_found_by_the_path_of_its_folder(monkeypatch: pytest.MonkeyPat
     assert find(path) is find("envs.terminal.env:Terminal")
 
 
-def test_each_finding_says_what_to_change_and_the_exit_code_is_1(check: Check, tmp_path: Path) -> None:
+def test_each_finding_names_the_fix_and_the_exit_code_is_1(check: Check, tmp_path: Path) -> None:
     (tmp_path / "hello/env.py").write_text(TEXT.replace("return float(str(", "return 1.0  # float(str("))
     done = check("hello")
     assert done.returncode == 1
@@ -90,7 +90,7 @@ def test_each_finding_says_what_to_change_and_the_exit_code_is_1(check: Check, t
     assert check("hello", "--idle-is-right").returncode == 0
 
 
-def test_an_env_without_an_oracle_is_told_what_was_not_checked(check: Check, tmp_path: Path) -> None:
+def test_without_an_oracle_the_report_says_what_was_not_checked(check: Check, tmp_path: Path) -> None:
     (tmp_path / "hello/env.py").write_text(TEXT.replace("def oracle", "def solution"))
     done = check("hello")
     assert done.returncode == 0
@@ -118,7 +118,7 @@ def test_an_env_without_an_oracle_is_told_what_was_not_checked(check: Check, tmp
         (("hello", "--number", "70"), "--number: Hello has 70 train tasks, numbered from 0"),
     ],
 )
-def test_a_name_or_a_task_that_is_not_there_is_one_line(check: Check, words: tuple[str, ...], said: str) -> None:
+def test_an_unknown_env_or_task_is_refused_in_one_line(check: Check, words: tuple[str, ...], said: str) -> None:
     done = check(*words)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"agentgym: {said}")
@@ -144,10 +144,12 @@ def test_a_name_or_a_task_that_is_not_there_is_one_line(check: Check, words: tup
         (TEXT + "\n\nclass Two(Hello): pass\n", ""),
     ],
 )
-def test_an_env_that_cannot_be_checked_is_one_line(check: Check, tmp_path: Path, text: str, said: str) -> None:
+def test_an_env_that_cannot_be_checked_is_refused_in_one_line(
+    check: Check, tmp_path: Path, text: str, said: str
+) -> None:
     (tmp_path / "hello/env.py").write_text(text)
     done = check("hello")
-    if not said:  # the registered one is meant
+    if not said:  # it then finds the registered env
         assert done.returncode == 0
         assert "name one class, as in hello/env.py:Hello" in check("hello/env.py").stderr
         return

@@ -1,4 +1,4 @@
-"""The command line: what each command says, and what its exit code means."""
+"""The command line: the output of each command and the meaning of its exit code."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ def say(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
 
 
 def dead_owner() -> str:
-    """A process of this boot that has ended: this one's name with another start."""
+    """Return the owner name of a process of this boot that has ended: this process's name with another start time."""
     *same, _ = owner().split("/")
     return "/".join([*same, "1"])
 
@@ -48,7 +48,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+def test_help_names_every_command_and_imports_no_large_package() -> None:
     code = (
         "import sys\nfrom agentgym.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
@@ -57,8 +57,8 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert all(name in done.stdout for name in cli.COMMANDS)
-    assert len(done.stdout.splitlines()) < 4 * len(cli.COMMANDS)  # a sentence for each; its own help has the rest
-    assert "imported" not in done.stdout  # What the user of a command need not know.
+    assert len(done.stdout.splitlines()) < 4 * len(cli.COMMANDS)  # one sentence each; a command's own help has the rest
+    assert "imported" not in done.stdout  # Which modules are imported is of no interest to a user.
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         ),
     ],
 )
-def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
+def test_an_unknown_command_is_refused_in_one_line_with_the_nearest_one(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     assert cli.main(words) == 2
@@ -113,7 +113,7 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
         ),
     ],
 )
-def test_words_that_a_command_does_not_take_are_refused_in_one_line_that_says_what_to_do(
+def test_unexpected_words_are_refused_in_one_line_that_says_what_to_do(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     assert cli.main(words) == 2
@@ -121,7 +121,7 @@ def test_words_that_a_command_does_not_take_are_refused_in_one_line_that_says_wh
 
 
 def commands(known: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The words of every command."""
+    """Yield the words of every command."""
     for name, given in known.items():
         if isinstance(given, Mapping):
             yield from commands(given, (*path, name))
@@ -138,16 +138,14 @@ def test_the_help_of_every_command_has_an_example(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("words", [one for one in commands(cli.COMMANDS) if one != ("train",)], ids=" ".join)
-def test_help_names_a_default_only_where_there_is_one(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
+def test_help_names_a_default_only_if_there_is_one(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main([*words, "--help"])
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert not [odd for odd in ("{None}", "(default: )", "(default: None)") if odd in said]
 
 
-def test_the_help_says_what_a_command_with_commands_of_its_own_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_commands_with_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--help"])
     assert "`sandbox build`: Build the image" in " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -161,19 +159,19 @@ def test_the_package_runs_as_the_command(tmp_path: Path) -> None:
     assert done.stderr == "agentgym: there is no command 'sho'; did you mean 'show'?\n"
 
 
-def test_the_help_of_ls_names_its_argument_once_in_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_usage_of_ls_names_its_argument_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["ls", "--help"])
     usage = capsys.readouterr().out.partition("\n")[0]
     assert usage == "usage: agentgym ls [-h] [ENV ...]"
 
 
-def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert say(capsys, "--version") == (0, f"agentgym {version('agentgym-kit')}\n")
 
 
 def without(package: str, *args: str) -> "subprocess.CompletedProcess[str]":
-    """The command where that package is not installed, and no engine runs."""
+    """Run the command as if that package were not installed, with no container engine running."""
     code = (
         f"import sys; sys.modules[{package!r}] = None; from agentgym.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
@@ -192,7 +190,7 @@ def without(package: str, *args: str) -> "subprocess.CompletedProcess[str]":
         ("torch", ("merge", "ADAPTER", "out"), "train"),
     ],
 )
-def test_a_command_without_its_extra_says_how_to_install_it_in_one_line(
+def test_a_command_with_a_missing_extra_prints_the_install_command_in_one_line(
     package: str, args: tuple[str, ...], extra: str, tmp_path: Path
 ) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
@@ -203,7 +201,7 @@ def test_a_command_without_its_extra_says_how_to_install_it_in_one_line(
     assert install_line(extra) in done.stderr
 
 
-def test_gc_removes_the_folders_of_dead_owners_only(
+def test_gc_removes_only_folders_of_dead_owners(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, scratch: Path, no_engine: None
 ) -> None:
     ours = owners.new_folder("run").name
@@ -226,7 +224,7 @@ def test_gc_removes_the_folders_of_dead_owners_only(
 
 
 def labeled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
-    """A created container of that owner, removed when the stack ends."""
+    """Create a container of that owner, which is removed when the stack ends, and return its id."""
     labels = {heartbeat.OWNER_LABEL: who, heartbeat.RUN_LABEL: secrets.token_hex(6)}
     made: str = client.create_container(docker_image.default_image(), labels=labels)["Id"]
     stack.callback(heartbeat.remove_container, client, made)
@@ -234,12 +232,12 @@ def labeled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
 
 
 @pytest.mark.docker
-def test_gc_removes_the_containers_of_dead_owners_only(
+def test_gc_removes_only_containers_of_dead_owners(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, scratch: Path
 ) -> None:
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
-    # An owner of another machine: no other sweep that runs here meanwhile takes it for dead.
+    # An owner on another machine: no sweep that happens to run here at the same time takes it for dead.
     elsewhere = "elsewhere/boot/1/1/1"
     monkeypatch.setattr(heartbeat, "state_of", lambda who: "ended" if who == elsewhere else "alive")
     client = docker_client.connect()
@@ -254,7 +252,7 @@ def test_gc_removes_the_containers_of_dead_owners_only(
         assert left & {ours, dead} == {ours}
 
 
-def test_ls_names_envs_their_classes_and_what_they_say() -> None:
+def test_ls_lists_envs_with_class_and_description() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "agentgym", "ls", "envs.chase.env:Chase"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -265,7 +263,7 @@ def test_ls_names_envs_their_classes_and_what_they_say() -> None:
     assert {"code_repair", "python_math", "envs.chase.env:Chase"} <= set(lines)
 
 
-def test_ls_goes_on_where_an_env_does_not_load(tmp_path: Path) -> None:
+def test_ls_continues_if_an_env_does_not_load(tmp_path: Path) -> None:
     for name, text in (
         ("good", "import agentgym as ag\n@ag.register('good')\nclass Good(ag.Env):\n    '''Fine.'''\n"),
         ("bad", "1 / 0\n"),
@@ -283,7 +281,7 @@ def test_ls_goes_on_where_an_env_does_not_load(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
-def test_ls_says_of_a_name_that_it_does_not_know_what_to_write_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_with_an_unknown_name_prints_one_line_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = say(capsys, "ls", "my_env", "no.such.module:Env")
     assert code == 1
     unknown, missing = said.splitlines()[-2:]
@@ -292,7 +290,7 @@ def test_ls_says_of_a_name_that_it_does_not_know_what_to_write_in_one_line(capsy
     assert missing == "env 'no.such.module:Env': ModuleNotFoundError: No module named 'no'"
 
 
-def test_ls_lists_the_gallery_wherever_it_is_asked(
+def test_ls_lists_the_gallery_in_any_folder(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -326,7 +324,7 @@ def test_sandbox_build_passes_its_arguments_on(
     ]
 
 
-def test_an_error_of_ours_is_one_line_on_stderr(
+def test_an_agentgym_error_is_one_line_on_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*_: object, **__: object) -> str:
@@ -337,7 +335,7 @@ def test_an_error_of_ours_is_one_line_on_stderr(
     assert capsys.readouterr().err == "agentgym: the Docker engine: it is gone\n"
 
 
-def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
+def test_merge_writes_a_model_without_peft_and_finds_the_base_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     import torch
@@ -348,12 +346,12 @@ def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
 
     base = ROOT / "recipes/checkpoints/chase"
     with Trainer(base, TrainConfig(device="cpu")) as trainer:
-        trainer.save(tmp_path / "adapter")  # untrained: the sum is the base
+        trainer.save(tmp_path / "adapter")  # untrained, so the merged model equals the base
     code, out = say(capsys, "merge", str(tmp_path / "adapter"), str(tmp_path / "merged"))
     assert (code, out) == (0, f"{tmp_path / 'merged'}\n")
     tensors = [load_file(folder / "model.safetensors") for folder in (base, tmp_path / "merged")]
     assert tensors[0].keys() == tensors[1].keys()
-    assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())  # bfloat16, both
+    assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())  # both bfloat16
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
     assert cli.main(["merge", str(tmp_path / "adapter"), str(tmp_path / "merged")]) == 1
     assert "already exists; choose a new folder" in capsys.readouterr().err
@@ -366,7 +364,7 @@ def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
     ("config", "said"),
     [(None, "holds no adapter_config.json; give the folder of an adapter"), ("{}", "names no base model")],
 )
-def test_merge_says_what_is_missing(
+def test_merge_names_what_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str | None, said: str
 ) -> None:
     if config is not None:

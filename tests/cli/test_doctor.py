@@ -1,4 +1,4 @@
-"""What `agentgym doctor` says of a machine and of a model's tokenizer."""
+"""What `agentgym doctor` reports about a machine and about a model's tokenizer."""
 
 import os
 import platform
@@ -33,19 +33,19 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
 
 
-def test_the_doctor_says_what_a_tokenizer_does_to_a_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_what_a_tokenizer_does_to_a_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = say(capsys, "doctor", "--model", str(ROOT / "recipes/checkpoints/chase"))
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["ok"] * 6
     assert "read as hermes" in out
 
 
-def test_the_doctor_names_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_doctor_names_a_model_that_does_not_exist(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["doctor", "--model", str(tmp_path)]) == 1
     assert f"model {str(tmp_path)!r}" in capsys.readouterr().err
 
 
-def test_the_doctor_says_how_to_get_what_is_missing(
+def test_doctor_says_how_to_install_missing_parts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_engine: None
 ) -> None:
     monkeypatch.setattr(local, "why_no_bubblewrap", lambda: "bwrap is not installed")
@@ -60,7 +60,7 @@ def test_the_doctor_says_how_to_get_what_is_missing(
     assert said.rstrip().endswith("-> either Docker with its image, or bubblewrap")
 
 
-def test_the_doctor_is_content_where_a_sandbox_can_be_had(
+def test_doctor_succeeds_if_a_sandbox_is_available(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_engine: None
 ) -> None:
     monkeypatch.setattr(choose, "why_no_bubblewrap", lambda: None)
@@ -70,7 +70,7 @@ def test_the_doctor_is_content_where_a_sandbox_can_be_had(
 
 
 @pytest.mark.docker
-def test_the_doctor_sees_the_engine_and_its_image(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_the_engine_and_its_image(capsys: pytest.CaptureFixture[str]) -> None:
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
     code, said = say(capsys, "doctor")
@@ -87,7 +87,9 @@ def test_the_doctor_sees_the_engine_and_its_image(capsys: pytest.CaptureFixture[
     assert (GVISOR_LACKS in said) == known
 
 
-def test_a_runsc_that_no_engine_knows_is_missing(monkeypatch: pytest.MonkeyPatch, no_engine: None) -> None:
+def test_runsc_counts_as_missing_if_the_engine_does_not_know_it(
+    monkeypatch: pytest.MonkeyPatch, no_engine: None
+) -> None:
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     finding = doctor._runsc()
     assert (finding.ok, finding.detail) == (
@@ -97,12 +99,12 @@ def test_a_runsc_that_no_engine_knows_is_missing(monkeypatch: pytest.MonkeyPatch
     assert "register it with the engine" in finding.get
 
 
-def test_an_extra_that_is_not_installed_is_named_with_its_command() -> None:
+def test_a_missing_extra_is_named_with_its_install_command() -> None:
     finding = doctor._package("no-such-package-anywhere", install_line("train"))
     assert str(finding).splitlines()[1].strip() == f"-> {install_line('train')}"
 
 
-def test_the_doctor_says_the_versions_that_a_question_needs(
+def test_doctor_prints_the_versions_that_a_bug_report_needs(
     capsys: pytest.CaptureFixture[str], no_engine: None
 ) -> None:
     said = say(capsys, "doctor")[1]
@@ -116,10 +118,10 @@ def test_the_doctor_says_the_versions_that_a_question_needs(
     assert {"sglang", "gpus"} <= set(lines)
 
 
-def test_the_doctor_says_so_where_an_engine_answers_and_only_the_package_is_missing(tmp_path: Path) -> None:
+def test_doctor_says_if_only_the_docker_package_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "docker.sock"
     code = "import sys; sys.modules['docker'] = None; from agentgym.cli import main; main.main(['doctor'])"
-    with socketserver.UnixStreamServer(str(path), socketserver.BaseRequestHandler):  # It takes connections, no more.
+    with socketserver.UnixStreamServer(str(path), socketserver.BaseRequestHandler):  # It only accepts connections.
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", code],
             cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, "DOCKER_HOST": f"unix://{path}"},
@@ -130,7 +132,7 @@ def test_the_doctor_says_so_where_an_engine_answers_and_only_the_package_is_miss
     assert "install Docker" not in done.stdout
 
 
-def test_a_hub_that_cannot_be_reached_is_asked_once_and_named(
+def test_an_unreachable_hub_is_named_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
@@ -149,16 +151,16 @@ def test_a_hub_that_cannot_be_reached_is_asked_once_and_named(
     assert models.why_no_hub() == "HF_HUB_OFFLINE is set"
 
 
-def test_the_model_that_comes_with_the_library_has_its_name_here_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_knows_the_name_of_the_shipped_model(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = say(capsys, "doctor", "--model", "tiny")
     assert code == 0
     assert "separators" in out
 
 
-def test_a_path_at_which_there_is_nothing_is_not_asked_of_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--model", "./nowhere"]) == 1
     assert "model: there is no folder ./nowhere; give one that exists" in capsys.readouterr().err
 
 
-def test_the_library_is_said_to_be_where_it_is() -> None:
+def test_doctor_prints_where_the_library_is_installed() -> None:
     assert str(next(doctor.findings())).endswith(f"in {Path(agentgym.__file__).parent}")

@@ -1,4 +1,4 @@
-"""`agentgym eval` and `agentgym compare`: what they print, keep and refuse."""
+"""The commands `agentgym eval` and `agentgym compare`: what they print, store and refuse."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ class Stuck(Short):
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder with an env module."""
+    """Return a folder with an env module."""
     (tmp_path / "my_short.py").write_text(ENV)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -76,7 +76,7 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, list[str],
     return code, said.out.splitlines(), said.err
 
 
-def test_a_model_is_played_kept_resumed_and_compared(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_evaluated_stored_resumed_and_compared(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("eval", "my_short:Short", "--model", "tiny", "--n", "3", "--k", "2")
     code, lines, _ = run(capsys, *asked, "--output-dir", "one")
     assert code == 0
@@ -102,7 +102,7 @@ def test_a_model_is_played_kept_resumed_and_compared(capsys: pytest.CaptureFixtu
     assert [line.split()[0] for line in lines[1:5]] == ["attempts", "reward", "difference", "p"]
 
 
-def test_a_parameter_of_the_env_is_a_flag_and_stays_as_it_was_begun(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_env_parameter_is_a_flag_and_stays_the_same_on_resume(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("eval", "my_short:Short", "--model", "tiny", "--n", "2", "--output-dir", "kept")
     code, lines, _ = run(capsys, *asked, "--env.most-words", "-1")
     assert (code, lines[0].split()[1]) == (0, "0.000")
@@ -113,7 +113,7 @@ def test_a_parameter_of_the_env_is_a_flag_and_stays_as_it_was_begun(capsys: pyte
     assert (code, resumed[0]) == (0, lines[0])
 
 
-def test_a_model_that_nobody_asks_is_warned_of(
+def test_an_unused_model_role_is_warned_about(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = (
@@ -137,7 +137,9 @@ def test_a_model_that_nobody_asks_is_warned_of(
 
 
 @pytest.mark.parametrize("out", ["my_short.py", "my_short.py/kept", "/proc/kept"])
-def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[str], out: str) -> None:
+def test_an_output_folder_that_cannot_be_created_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], out: str
+) -> None:
     code, _, said = run(capsys, "eval", "my_short:Short", "--model", "tiny", "--n", "1", "--output-dir", out)
     assert (code, said.count("\n")) == (1, 1)
     assert said.startswith(f"agentgym: output_dir: {Path.cwd() / out} cannot be created (")
@@ -156,7 +158,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[
         ("check", ("--env.most_words", "--number", "1"), "check: --env.most_words: expected a value"),
     ],
 )
-def test_a_wrong_parameter_is_named_by_every_command_that_plays(
+def test_every_command_that_runs_rollouts_names_a_wrong_parameter(
     capsys: pytest.CaptureFixture[str], command: str, flags: tuple[str, ...], said: str
 ) -> None:
     code, _, error = run(capsys, command, "my_short:Short", *flags)
@@ -176,7 +178,7 @@ def test_a_wrong_parameter_is_named_by_every_command_that_plays(
         (["nothing", "--model", "tiny"], "there is no environment 'nothing'"),
     ],
 )
-def test_what_cannot_be_played_is_said_in_one_line(
+def test_evaluations_that_cannot_run_are_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], args: list[str], told: str
 ) -> None:
     code, _, err = run(capsys, "eval", *args)
@@ -185,7 +187,7 @@ def test_what_cannot_be_played_is_said_in_one_line(
     assert err.count("\n") == 1
 
 
-def test_a_folder_without_an_evaluation_is_not_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_without_an_evaluation_cannot_be_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = run(capsys, "compare", str(tmp_path), str(tmp_path))
     assert code == 1
     assert "holds no rollouts.sqlite" in err
@@ -194,7 +196,7 @@ def test_a_folder_without_an_evaluation_is_not_compared(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
-def test_a_signal_stops_an_evaluation_that_says_how_to_go_on(folder: Path, number: int, code: int) -> None:
+def test_a_signal_stops_an_evaluation_and_prints_how_to_resume(folder: Path, number: int, code: int) -> None:
     words = ["eval", "my_short:Stuck", "--model", "tiny", "--output-dir", "kept", "--concurrency", "1"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
     command = [sys.executable, "-m", "agentgym", *words]
@@ -230,9 +232,7 @@ def test_the_help_has_an_example(capsys: pytest.CaptureFixture[str], command: st
     assert f"$ agentgym {command} " in capsys.readouterr().out
 
 
-async def test_a_named_model_is_a_flag_and_a_resumed_evaluation_has_the_same(
-    capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
+async def test_a_model_role_is_a_flag_and_is_kept_on_resume(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     pytest.importorskip("openai", reason="needs the extra agentgym-kit[endpoint]")
     from tests.engines.endpoint.chat_server import Request, Sent, chat_server, said
 
@@ -253,7 +253,7 @@ async def test_a_named_model_is_a_flag_and_a_resumed_evaluation_has_the_same(
     assert err.startswith(f"agentgym: models: {folder}/judged was started with")
 
 
-def test_a_folder_of_runs_that_cannot_be_made_is_one_line(
+def test_a_runs_folder_that_cannot_be_created_is_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -288,14 +288,14 @@ def stored_rewards(folder: Path, name: str) -> list[float]:
         (["--models.judge.url", "localhost:1"], 1, "--models.judge.url: must begin with http:// or https://"),
     ],
 )
-def test_a_flag_of_a_named_model_that_is_wrong_is_named(
+def test_a_wrong_flag_of_a_model_role_is_named(
     capsys: pytest.CaptureFixture[str], words: list[str], code: int, told: str
 ) -> None:
     assert run(capsys, "eval", "my_short:Judged", "--model", "tiny", *words)[0] == code
     assert run(capsys, "eval", "my_short:Judged", "--model", "tiny", *words)[2].startswith(f"agentgym: {told}")
 
 
-async def test_an_endpoint_is_played_and_its_tokens_and_cost_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_an_endpoint_is_evaluated_and_its_tokens_and_cost_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("openai", reason="needs the extra agentgym-kit[endpoint]")
     from tests.engines.endpoint.chat_server import Request, Sent, chat_server, said
 

@@ -1,4 +1,4 @@
-"""The command `agentgym new`, and the environments that it makes; the templates have tests of their own beside them."""
+"""The command `agentgym new` and the environments that it creates; the templates have tests in their folders."""
 
 import ast
 import os
@@ -22,7 +22,7 @@ def test_every_kind_has_a_template() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_folder_has_the_files_of_its_kind_under_its_own_names(
+def test_a_new_folder_has_the_files_of_its_kind_with_its_own_names(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -64,7 +64,7 @@ def test_the_new_tool_env_is_ten_lines_of_code() -> None:
         ("no/where/shop", "folder: there is no folder no/where; create it first"),
     ],
 )
-def test_a_name_that_cannot_be_used_is_refused_in_one_line(
+def test_an_invalid_name_is_refused_in_one_line(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -76,8 +76,8 @@ def test_a_name_that_cannot_be_used_is_refused_in_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_cannot_be_written_is_one_line(
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
+def test_an_unwritable_folder_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     assert "shop/README.md cannot be written (Permission denied)" in capsys.readouterr().err
 
 
-def test_names_become_those_of_the_new_environment() -> None:
+def test_template_names_become_names_of_the_new_environment() -> None:
     assert class_name("my_2nd_shop") == "My2ndShop"
     assert (
         renamed("sandbox_template SandboxTemplate SandboxTask AnySandbox self.sandbox", "sandbox", "mend")
@@ -96,7 +96,7 @@ def test_names_become_those_of_the_new_environment() -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, installed: Installed) -> Path:
-    """An empty folder in which the wheel has made an environment of each kind."""
+    """Return a folder in which the wheel has created an environment of each kind."""
     folder = tmp_path_factory.mktemp("made")
     for kind in KINDS:
         done = installed.run("agentgym", "new", f"my_{kind}", "--kind", kind, cwd=folder)
@@ -105,7 +105,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, installed: Installed) -> Path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tests_of_a_new_environment_pass_in_its_folder_with_the_wheel_alone(
+def test_tests_of_a_new_environment_pass_with_only_the_wheel_installed(
     kind: str, made: Path, installed: Installed
 ) -> None:
     pytest_ = ("python", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-W", "error")
@@ -116,7 +116,7 @@ def test_the_tests_of_a_new_environment_pass_in_its_folder_with_the_wheel_alone(
         assert "no sandbox runs on this machine: " in done.stdout
 
 
-def test_all_of_them_are_tested_together_and_listed_from_the_folder_above(made: Path, installed: Installed) -> None:
+def test_new_environments_can_be_tested_together_and_are_listed_by_ls(made: Path, installed: Installed) -> None:
     done = installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", cwd=made)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     listed = installed.run("agentgym", "ls", cwd=made)
@@ -126,7 +126,7 @@ def test_all_of_them_are_tested_together_and_listed_from_the_folder_above(made: 
     assert ["search", "envs.search.env:Search"] in lines
 
 
-def test_a_checkout_and_python_m_make_the_same(tmp_path: Path) -> None:
+def test_a_checkout_and_python_m_create_the_same_files(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "agentgym", "new", "hello"]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The command `agentgym play`: turns through a pipe and through a terminal, and how they are read."""
+"""The command `agentgym play`: turns read from a pipe and from a terminal."""
 
 import fcntl
 import os
@@ -47,7 +47,7 @@ class Asks(ag.ToolEnv[ag.Task]):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the env hello, and with one that asks a sub-agent."""
+    """Return a folder with the env hello and an env that calls a sub-agent."""
     for name, text in (("hello", (ROOT / "templates/tool/env.py").read_text()), ("asks", FORKS)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
@@ -61,7 +61,7 @@ def piped(folder: Path, *words: str, lines: str) -> "subprocess.CompletedProcess
     )
 
 
-def test_turns_through_a_pipe_are_shown_with_their_answers_and_the_reward(folder: Path) -> None:
+def test_turns_from_a_pipe_are_shown_with_their_results_and_the_reward(folder: Path) -> None:
     done = piped(folder, "hello", lines="/tool python code=get(10)\n/tol\n\nAnswer: 20\n")
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.splitlines() == [
@@ -79,7 +79,7 @@ def test_turns_through_a_pipe_are_shown_with_their_answers_and_the_reward(folder
     ]
 
 
-def test_the_last_answer_of_the_env_is_shown_where_no_turn_follows(folder: Path) -> None:
+def test_the_envs_last_message_is_shown_even_if_no_turn_follows(folder: Path) -> None:
     done = piped(folder, "hello", lines="/tool python code=get(11)\n" * 20)
     assert done.stdout.splitlines()[-5:-2] == [
         "> /tool python code=get(11)",
@@ -88,7 +88,7 @@ def test_the_last_answer_of_the_env_is_shown_where_no_turn_follows(folder: Path)
     ]
 
 
-def test_a_pipe_that_ends_early_closes_the_env_and_is_said(folder: Path) -> None:
+def test_a_pipe_that_ends_early_closes_the_env_and_is_reported(folder: Path) -> None:
     done = piped(folder, "asks", lines="")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-2:] == [
@@ -97,7 +97,7 @@ def test_a_pipe_that_ends_early_closes_the_env_and_is_said(folder: Path) -> None
     ]
 
 
-def test_a_sub_agent_is_played_too_and_named(folder: Path) -> None:
+def test_a_sub_agent_is_played_and_named(folder: Path) -> None:
     done = piped(folder, "asks", lines='{"name": "ask", "arguments": {"question": "3 + 4?"}}\nseven\nseven\n')
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[1:-2] == [
@@ -114,7 +114,7 @@ def test_a_sub_agent_is_played_too_and_named(folder: Path) -> None:
     ]
 
 
-def test_self_play_says_which_side_is_played_and_an_illegal_move_which_ones_are_legal(folder: Path) -> None:
+def test_self_play_names_the_side_to_move_and_the_legal_moves(folder: Path) -> None:
     done = piped(folder, "tictactoe", lines="8\nno\n2\n9\n")
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
@@ -135,7 +135,7 @@ def test_self_play_says_which_side_is_played_and_an_illegal_move_which_ones_are_
     assert lines[-3:-1] == ["rewards: X 1", "rewards of roles: O 0"]
 
 
-def test_one_side_alone_is_played_against_a_program_and_a_forfeit_is_said(folder: Path) -> None:
+def test_one_side_plays_against_a_program_and_a_forfeit_is_reported(folder: Path) -> None:
     done = piped(folder, "tictactoe", "--env.opponent", "perfect", "--env.illegal-moves", "0", lines="no\n")
     assert done.returncode == 0, done.stdout
     assert "--env.opponent perfect: " in done.stdout
@@ -150,24 +150,24 @@ def test_the_rewards_of_roles_are_shown_at_the_end(folder: Path) -> None:
 
 
 class Terminal:
-    """The command on a terminal of its own."""
+    """The command running in a pseudo-terminal."""
 
     def __init__(self, descriptor: int, process: "subprocess.Popen[bytes]") -> None:
         self.descriptor, self.process, self.said = descriptor, process, ""
 
     def read_to(self, text: str) -> None:
-        """Read until the text was printed, behind what was read before."""
+        """Read new output until it contains the text."""
         said = ""
         while text not in said:
             said += os.read(self.descriptor, 1 << 12).decode()
         self.said += said
 
     def end(self) -> int:
-        """Wait for the end of the process and return its exit code."""
+        """Wait for the process to end and return its exit code."""
         while True:
             try:
                 piece = os.read(self.descriptor, 1 << 12)
-            except OSError:  # EIO: nobody holds the other end.
+            except OSError:  # EIO: the other end is closed.
                 break
             if not piece:
                 break
@@ -197,7 +197,7 @@ def terminal(folder: Path, *words: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
-def test_an_env_is_played_on_a_terminal(folder: Path) -> None:
+def test_an_env_can_be_played_in_a_terminal(folder: Path) -> None:
     with terminal(folder, "hello") as screen:
         screen.read_to("> ")
         os.write(screen.descriptor, b"/tool python code=get(10)\n")
@@ -217,7 +217,7 @@ def test_an_env_is_played_on_a_terminal(folder: Path) -> None:
     ],
     ids=["Ctrl-D", "Ctrl-C", "/quit"],
 )
-def test_a_player_who_leaves_ends_it_cleanly(folder: Path, typed: bytes, code: int, said: str) -> None:
+def test_a_player_who_quits_ends_it_cleanly(folder: Path, typed: bytes, code: int, said: str) -> None:
     with terminal(folder, "asks") as screen:
         screen.read_to("> ")
         os.write(screen.descriptor, typed)
@@ -249,7 +249,7 @@ TOOLS: dict[str, Any] = {
         ('[{"name": "look"}, {"name": "other", "arguments": {"x": [1]}}]', calls(("look", {}), ("other", {"x": [1]}))),
     ],
 )
-def test_a_line_is_read_as_a_turn(line: str, turn: object) -> None:
+def test_lines_are_parsed_as_turns(line: str, turn: object) -> None:
     assert read_turn(line, TOOLS) == turn
 
 
@@ -267,7 +267,7 @@ def test_a_line_is_read_as_a_turn(line: str, turn: object) -> None:
         ('{"name": "look", "arguments": "31"}', '"arguments" must be an object, as in {"key": 31}'),
     ],
 )
-def test_a_line_that_is_no_turn_is_told_what_to_write(line: str, said: str) -> None:
+def test_a_line_that_is_not_a_turn_gets_a_hint(line: str, said: str) -> None:
     with pytest.raises(WrongTurn) as wrong:
         read_turn(line, TOOLS)
     assert str(wrong.value).startswith(said)

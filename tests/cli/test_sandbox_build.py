@@ -1,4 +1,4 @@
-"""What `agentgym sandbox build` shows of a build: a bar in a terminal, and lines with their second elsewhere."""
+"""Progress of `agentgym sandbox build`: a bar in a terminal, and lines with timestamps elsewhere."""
 
 import logging
 import re
@@ -10,7 +10,7 @@ from agentgym.cli.sandbox import shown_build
 BUILD = logging.getLogger("agentgym.sandboxes")
 
 
-def test_a_build_is_shown_as_lines_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_build_prints_lines_if_stderr_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with shown_build():
         BUILD.info("%s", "Step 1/4 : FROM python:3.11-slim")
         BUILD.warning("%s", "the base image cannot be had\x1b[2J")
@@ -20,10 +20,10 @@ def test_a_build_is_shown_as_lines_where_stderr_is_no_terminal(capsys: pytest.Ca
     assert re.fullmatch(r"built in \d+ s", last)
 
 
-def test_a_build_is_a_bar_of_its_steps_in_a_terminal(
+def test_a_build_shows_a_progress_bar_in_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes what reads this for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich reads this variable to force terminal output
     monkeypatch.setenv("COLUMNS", "120")
     with shown_build():
         BUILD.warning("%s", "the base image cannot be had")
@@ -34,7 +34,7 @@ def test_a_build_is_a_bar_of_its_steps_in_a_terminal(
     assert "make [bold]all" in shown
 
 
-def test_a_build_that_fails_leaves_no_handler_behind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_build_leaves_no_log_handler(capsys: pytest.CaptureFixture[str]) -> None:
     def failing() -> None:
         with shown_build():
             raise ValueError("no disk")

@@ -1,4 +1,4 @@
-"""`agentgym show`: what it prints of a run's rollouts, and what it says where it cannot."""
+"""The command `agentgym show`: what it prints of a run's rollouts, and its errors."""
 
 import os
 import re
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two steps of two groups, one failed rollout, trained numbers for a/0, and an evaluation."""
+    """Write a run of two steps with two groups each, one failed rollout, training data for a/0, and an evaluation."""
     long = segment([(2, 4), (5, 9)], length=12, text="x" * 5000)
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0", 0.5), rollout("a/1", None)), group(rollout("b/0", -1.0))], step=0)
@@ -37,11 +37,13 @@ def show(capsys: pytest.CaptureFixture[str], *args: object) -> str:
 
 
 def shown(said: str) -> list[str]:
-    """The rollouts whose transcripts were printed, in order."""
+    """Return the rollouts whose transcripts were printed, in order."""
     return re.findall(r"^rollout (\S+):", said, re.MULTILINE)
 
 
-def test_without_a_choice_it_is_a_table_of_the_last_rollouts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_selection_show_prints_a_table_of_the_last_rollouts(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = show(capsys, run).splitlines()
     assert lines[0].split() == ["number", "phase", "step", "rollout", "reward", "stop", "turns", "tokens"]
     assert lines[1].split() == ["1", "train", "0", "a/0", "0.5", "answer", "2", "6", "logprob-gap"]
@@ -64,7 +66,7 @@ def test_without_a_choice_it_is_a_table_of_the_last_rollouts(run: Path, capsys: 
         (["--best", "9", "--limit", "1"], ["c/0"]),
     ],
 )
-def test_a_choice_prints_the_transcripts_of_its_rollouts(
+def test_a_selection_prints_the_transcripts_of_its_rollouts(
     run: Path, capsys: pytest.CaptureFixture[str], asked: list[str], found: list[str]
 ) -> None:
     assert shown(show(capsys, run, *asked)) == found
@@ -80,7 +82,7 @@ def test_a_choice_prints_the_transcripts_of_its_rollouts(
         (["--worst", "1", "--id", "high"], ["high/0"]),
     ],
 )
-def test_the_worst_and_the_best_are_of_training_unless_another_phase_is_asked_for(
+def test_worst_and_best_select_training_rollouts_unless_a_phase_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str], found: list[str]
 ) -> None:
     with RolloutWriter(tmp_path) as writer:
@@ -94,14 +96,14 @@ def test_the_worst_and_the_best_are_of_training_unless_another_phase_is_asked_fo
     ("asked", "option"),
     [(["--limit", "1"], "limit"), (["--worst", "1"], "worst"), (["--best", "2", "--limit", "1"], "limit")],
 )
-def test_where_some_are_left_out_the_option_that_shows_more_is_named(
+def test_if_rollouts_are_left_out_the_option_that_shows_more_is_named(
     run: Path, capsys: pytest.CaptureFixture[str], asked: list[str], option: str
 ) -> None:
     assert cli.main(["show", str(run), *asked]) == 0
     assert f"rollouts are shown; --{option} N shows more\n" in capsys.readouterr().err
 
 
-def test_where_nothing_was_trained_the_worst_is_that_of_all_and_a_phase_that_is_not_there_is_named(
+def test_without_training_rollouts_worst_covers_all_and_a_missing_phase_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with RolloutWriter(tmp_path) as writer:
@@ -111,7 +113,7 @@ def test_where_nothing_was_trained_the_worst_is_that_of_all_and_a_phase_that_is_
     assert "no rollout has the phase 'train'; the phases are: eval, all\n" in capsys.readouterr().err
 
 
-def test_a_transcript_ends_with_what_training_made_of_each_turn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_transcript_ends_with_the_training_data_of_each_turn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = show(capsys, run, "--id", "a/0")
     assert "suspicious: logprob-gap: a trainer log-probability differs from the engine's by more than 1 nat" in said
     *_, advantages, gaps = said.splitlines()
@@ -120,7 +122,7 @@ def test_a_transcript_ends_with_what_training_made_of_each_turn(run: Path, capsy
     assert "advantage" not in show(capsys, run, "--id", "b/0")
 
 
-def test_long_messages_are_cut_and_full_shows_them_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_messages_are_cut_unless_full_is_given(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "characters not shown" in show(capsys, run, "--id", "c/0")
     assert "x" * 5000 in show(capsys, run, "--id", "c/0", "--full")
 
@@ -142,7 +144,7 @@ def test_long_messages_are_cut_and_full_shows_them_whole(run: Path, capsys: pyte
         ("malformed", ["--id", "a/0"], "it has no table segments, or a view in its place"),
     ],
 )
-def test_what_cannot_be_shown_is_one_line_that_says_what_to_do(
+def test_errors_of_show_are_one_line_that_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str, asked: list[str], said: str
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -170,8 +172,8 @@ def piped(script: str, run: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_pipe_gets_plain_text_and_one_that_closes_early_is_no_error(run: Path) -> None:
-    with RolloutWriter(run, done=9) as writer:  # more than a pipe holds
+def test_a_pipe_gets_plain_text_and_may_close_early(run: Path) -> None:
+    with RolloutWriter(run, done=9) as writer:  # more than a pipe's buffer holds
         writer.add([group(rollout(f"n{i}/0", segments=(segment([(2, 4)], length=5),))) for i in range(5000)], step=3)
     done = piped("{} --limit 9999 | head -1", run)
     assert (done.stdout.split()[0], done.stderr) == ("number", "")
@@ -180,25 +182,25 @@ def test_a_pipe_gets_plain_text_and_one_that_closes_early_is_no_error(run: Path)
 
 
 @pytest.mark.parametrize("option", ["--limit", "--worst", "--best"])
-def test_a_number_larger_than_sqlite_holds_shows_all(
+def test_a_count_larger_than_sqlite_integers_shows_all(
     run: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     assert "c/0" in show(capsys, run, option, 10**20)
 
 
-def test_where_no_rollout_failed_it_is_said_and_is_no_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_if_no_rollout_failed_show_says_so_without_an_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show(capsys, run, "--failed", "--step", 1) == "none of the 1 selected rollouts failed\n"
 
 
 @pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
 @pytest.mark.parametrize("asked", ["", "--worst 2 --full"])
-def test_a_stdout_that_cannot_be_written_is_one_line(run: Path, where: str, asked: str) -> None:
+def test_an_unwritable_stdout_is_an_error_of_one_line(run: Path, where: str, asked: str) -> None:
     done = piped(f"{{}} {asked} {where}", run)
     assert done.returncode == 1
     assert re.fullmatch(r"agentgym: stdout (is closed|cannot be written)[^\n]*\n", done.stderr)
 
 
-def test_control_characters_of_a_model_cannot_steer_the_terminal(
+def test_control_characters_from_a_model_cannot_control_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = segment([(2, 4)], length=5, text="\x1b[2J\ud800")
@@ -210,7 +212,9 @@ def test_control_characters_of_a_model_cannot_steer_the_terminal(
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["gc"], ["ls"], ["merge"], ["sandbox", "build"], ["show"]])
-def test_the_help_of_every_command_has_examples_of_it(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_each_subcommand_has_its_own_examples(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main([*command, "--help"])
     assert f"$ agentgym {' '.join(command)}" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The command `agentgym train`: its flags, what it runs by default, and what it says to look at next."""
+"""The command `agentgym train`: its flags and defaults, and the commands that it suggests at the end."""
 
 import json
 import os
@@ -22,15 +22,15 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"
 
 
 def train(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """The command in a folder, in a process of its own."""
-    environment = {**os.environ, **ENVIRONMENT, "PWD": str(folder)}  # as a shell has it
+    """Run the command in a folder, in a separate process."""
+    environment = {**os.environ, **ENVIRONMENT, "PWD": str(folder)}  # as a shell sets it
     command = [sys.executable, "-m", "agentgym", "train", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the env hello."""
+    """Return a folder with the env hello."""
     made = tmp_path_factory.mktemp("train")
     (made / "hello").mkdir()
     (made / "hello/__init__.py").touch()
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None:
+def test_a_run_of_the_tiny_model_ends_with_suggested_commands(folder: Path) -> None:
     small = (
         "--max-steps",
         "2",
@@ -83,14 +83,14 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_by_another_name_of_its_env(folder: Path) -> None:
+def test_a_run_can_be_resumed_under_another_name_of_its_env(folder: Path) -> None:
     small = ("--prompts-per-step", "2", "--group-size", "4", "--eval-tasks", "2")
     assert train(folder, "hello", *small, "--max-steps", "1", "--output-dir", "run").returncode == 0
     more = train(folder, "hello/env.py", *small, "--resume", "run", "--max-steps", "2")
     assert json.loads(more.stdout)["steps"] == 2, more.stderr[-3000:]
 
 
-def test_its_help_lists_every_setting_and_the_parameters_of_the_env(folder: Path) -> None:
+def test_help_lists_every_setting_and_the_envs_parameters(folder: Path) -> None:
     done = train(folder, "hello", "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: agentgym train hello [-h] [OPTIONS]")
@@ -116,7 +116,9 @@ def test_its_help_lists_every_setting_and_the_parameters_of_the_env(folder: Path
         (("hello", "--model", "no/such/folder"), 1, "agentgym train hello: model: there is no folder no/such/folder"),
     ],
 )
-def test_what_cannot_be_run_is_one_line(folder: Path, words: tuple[str, ...], code: int, said: str) -> None:
+def test_runs_that_cannot_start_are_refused_in_one_line(
+    folder: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
     done = train(folder, *words)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(said)
@@ -126,13 +128,13 @@ def test_what_cannot_be_run_is_one_line(folder: Path, words: tuple[str, ...], co
 def test_another_model_is_trained_with_the_defaults_of_a_run() -> None:
     words = ["--model", "Qwen/Qwen3-0.6B", "--train.lora-rank", "8"]
     recipe = recipe_of("hello", "hello.env:Hello", "Qwen/Qwen3-0.6B")
-    model = Path("Qwen/Qwen3-0.6B")  # A flag gives a Path for every model.
+    model = Path("Qwen/Qwen3-0.6B")  # The flag gives a Path for every model.
     learning = ag.TrainConfig(lora_rank=8)
     expected = ag.RunConfig(recipe="hello", env="hello.env:Hello", model=model, train=learning)
     assert settings(recipe, words) == expected
 
 
-def test_its_words_are_listed_without_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_works_without_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["train", "--help"])
     said = capsys.readouterr()
@@ -143,7 +145,7 @@ def test_its_words_are_listed_without_an_environment(capsys: pytest.CaptureFixtu
 
 @pytest.fixture
 def odd_folder(tmp_path: Path) -> Path:
-    """A folder whose name a shell would take apart, with a module of an env in it."""
+    """Return a folder whose name a shell would split, with an env module in it."""
     made = tmp_path / "my dir ü's"
     made.mkdir()
     (made / "quick.py").write_text(
@@ -156,19 +158,17 @@ def odd_folder(tmp_path: Path) -> Path:
 
 
 def printed_commands(stderr: str) -> list[str]:
-    """The commands in the last lines of a run, each as it is to be typed; what stands for a name has one."""
+    """Return the commands in a run's last lines as they should be typed, with placeholders filled in."""
     lines = [line[6:] for line in stderr.splitlines() if line.startswith(("next: ", "      "))]
     found = [WHAT_IT_DOES.sub("", line) for line in lines if WHAT_IT_DOES.search(line)]
     return [command.rpartition("; ")[2].replace("FOLDER", "'a whole model'") for command in found]
 
 
 WHAT_IT_DOES = re.compile(r"(, or --worst| shows curves| writes curves| evaluates the| merges it).*")
-"""What follows the command in a line."""
+"""The description that follows a command in its line."""
 
 
-def test_every_command_that_a_run_prints_is_one_that_can_be_typed(
-    odd_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_printed_command_can_be_typed(odd_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = odd_folder / "runs/a b é"
     (out / "adapter").mkdir(parents=True)
     say_what_is_next(out, ag.RunConfig(env="quick:Quick", env_args={"least": "2 3"}, model="tiny"))
@@ -182,7 +182,7 @@ def test_every_command_that_a_run_prints_is_one_that_can_be_typed(
     assert shlex.split(commands[3])[2:5] == ["quick:Quick", "--env.least", "2 3"]
 
 
-def test_each_env_of_a_mixture_has_its_own_evaluation_with_its_parameters_and_models(
+def test_each_env_of_a_mixture_gets_an_eval_command_with_its_parameters_and_models(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge = ag.ModelRoleConfig(model="tiny")
@@ -202,7 +202,7 @@ def test_each_env_of_a_mixture_has_its_own_evaluation_with_its_parameters_and_mo
     ]
 
 
-def test_a_value_that_looks_like_a_flag_is_one_word_with_its_own(
+def test_a_value_that_looks_like_a_flag_is_joined_to_its_flag(
     odd_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     say_what_is_next(odd_folder, ag.RunConfig(env="quick:Quick", env_args={"name": "--odd x"}, model="tiny"))
@@ -210,7 +210,7 @@ def test_a_value_that_looks_like_a_flag_is_one_word_with_its_own(
     assert "--env.name=--odd x" in shlex.split(line)
 
 
-def test_another_env_gives_the_run_its_name(folder: Path) -> None:
+def test_a_run_is_named_after_its_env(folder: Path) -> None:
     small = ("--max-steps", "0", "--eval-tasks", "0")
     done = train(folder, "hello", "--env", "hello.env:Hello", "2", "chase", "1", *small)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -220,7 +220,7 @@ def test_another_env_gives_the_run_its_name(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_printed_commands_do_what_they_say_when_they_are_typed(odd_folder: Path) -> None:
+def test_the_printed_commands_work(odd_folder: Path) -> None:
     small = (
         "--max-steps",
         "1",
@@ -239,7 +239,7 @@ def test_the_printed_commands_do_what_they_say_when_they_are_typed(odd_folder: P
     assert [command.split()[1] for command in commands] == ["show", "view", "report", "eval", "merge"]
     environment = {**os.environ, **ENVIRONMENT, "PWD": str(odd_folder)}
     for command in commands:
-        if command.startswith("agentgym view"):  # which runs until it is stopped
+        if command.startswith("agentgym view"):  # it runs until it is stopped
             continue
         typed = subprocess.run(command, shell=True, cwd=odd_folder, env=environment, capture_output=True, text=True)
         assert typed.returncode == 0, (command, typed.stderr[-2000:])

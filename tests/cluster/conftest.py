@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, and runs whose driver is a process of its own."""
+"""A two-node Ray cluster on this machine, and runs whose driver is a separate process."""
 
 import json
 import os
@@ -14,13 +14,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ENDS_S = 2400
-"""Seconds after which a run on a loaded machine hangs."""
+"""Seconds after which a run counts as hung, even on a loaded machine."""
 GONE_S = 120
-"""Seconds after which an actor that Ray was told to kill hangs: Ray does that after it has returned."""
+"""Seconds until an actor that Ray was told to kill counts as hung. Ray's kill returns before the actor has ended."""
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
-    """The metrics of the steps of a run that are done."""
+    """Return the metrics of a run's finished steps."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -28,7 +28,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 class Run:
-    """A run whose driver is a process of its own; what it says goes into a file beside its folder."""
+    """A run whose driver is a separate process; its output goes to a file next to its folder."""
 
     def __init__(self, command: list[str], environment: dict[str, str], out: Path) -> None:
         self.out, self.log = out, out.with_suffix(".log")
@@ -42,18 +42,18 @@ class Run:
         return self.log.read_text()
 
     def ended(self) -> dict[str, Any]:
-        """Wait until it has ended well; its summary."""
+        """Wait until it has ended successfully and return its summary."""
         out, _ = self.process.communicate(timeout=ENDS_S)
         assert self.process.returncode == 0, self.said[-4000:]
         summary: dict[str, Any] = json.loads(out.splitlines()[-1])
         return summary
 
     def metrics(self) -> list[dict[str, float]]:
-        """The metrics of its steps that are done."""
+        """Return the metrics of its finished steps."""
         return metrics(self.out)
 
     def wait_for_step(self, step: int) -> None:
-        """Return when so many steps are done; AssertionError where the run has ended before."""
+        """Return when this many steps are finished. Raises AssertionError if the run ends before that."""
         while len(self.metrics()) < step:
             assert self.process.poll() is None, self.said[-4000:]
             time.sleep(0.05)
@@ -77,19 +77,19 @@ class TwoNodes:
         return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": self.address}
 
     def recipe(self, name: str, out: Path, *words: str) -> Run:
-        """Start a recipe whose parts are on the cluster, or go on with it where its folder is there."""
+        """Start a recipe whose parts run on the cluster, or resume it if its folder exists."""
         command = [sys.executable, "-m", f"recipes.{name}", "--ray", self.address, "--sandbox", "unsafe", *words]
         where = ["--resume", str(out)] if (out / "settings.json").exists() else ["--output-dir", str(out)]
         return Run([*command, *where], self.environment(), out)
 
     def raylets(self) -> set[int]:
-        """The processes of which Ray's workers on these nodes are children."""
+        """Return the parent processes of Ray's workers on these nodes."""
         nodes = self.cluster.list_all_nodes()
         return {each.process.pid for node in nodes for each in node.all_processes.get("raylet", [])}
 
     def actors(self, kind: str) -> list[int]:
-        """The processes of the actors of this class, in the order of their start."""
-        raylets, found = self.raylets(), []  # with their starts: process ids wrap
+        """Return the processes of this class's actors, in the order of their start."""
+        raylets, found = self.raylets(), []  # sorted by start time, since process ids wrap around
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 try:
@@ -102,19 +102,19 @@ class TwoNodes:
         return [pid for _, pid in sorted(found)]
 
     def gone(self, kind: str) -> bool:
-        """Whether all actors of this class end; it waits until they have, for Ray ends them after it has said so."""
+        """Return whether all actors of this class end, waiting for them: Ray reports a kill before they have ended."""
         deadline = time.monotonic() + GONE_S
         while self.actors(kind) and time.monotonic() < deadline:
             time.sleep(0.05)
         return not self.actors(kind)
 
     def lose_node(self) -> None:
-        """Kill the node that is not the head, with all that runs there, and let a new one join."""
+        """Kill the node that is not the head, with all its processes, and let a new one join."""
         self.cluster.remove_node(self.cluster.list_all_nodes()[-1], allow_graceful=False)
         self.cluster.add_node(num_cpus=3)
 
     def kill(self, kind: str) -> bool:
-        """Kill one of these actors; False where none runs."""
+        """Kill one of these actors and return whether there was one."""
         for pid in self.actors(kind)[:1]:
             os.kill(pid, signal.SIGKILL)
             return True

@@ -1,4 +1,4 @@
-"""Envs that workers of a cluster import from this file."""
+"""Envs that cluster workers import from this file."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from agentgym.environments.forks import Model
 
 
 class Slow(ag.ToolEnv[ag.Task]):
-    """Worth 1 where the answer has an even number of characters; says that it has begun, and takes a moment."""
+    """Rewards answers with an even number of characters; creates a file when it starts, and takes a moment."""
 
     limits = ag.Limits(turns=1, turn_tokens=6, context_tokens=512)
     folder = ag.Parameter("")
@@ -52,12 +52,12 @@ class Judged(ag.ToolEnv[ag.Task]):
 
 
 def player(model: str) -> ag.TransformersEngine:
-    """An engine of the user's own, for a model that an env asks by name."""
+    """Return a user-defined engine for a model role."""
     return ag.TransformersEngine("tiny", ag.TransformersConfig(context_tokens=1024))
 
 
 class Duel(Slow):
-    """Lets the model named opponent speak after each message."""
+    """Lets the model role "opponent" generate after each message."""
 
     limits = ag.Limits(turns=2, turn_tokens=40, context_tokens=1024)
 

@@ -1,4 +1,4 @@
-"""Evaluations on workers of their own while training goes on: the results of those that training waits for."""
+"""Evaluations on separate workers while training continues: same results as evaluations that training waits for."""
 
 import json
 import os
@@ -23,12 +23,12 @@ BESIDE = ("--cluster.eval-workers", "1", "--cluster.workers", "1")
 
 
 def held_out(folder: Path) -> dict[int, dict[str, Any]]:
-    """The metrics of each evaluation between the first and the last step, by the steps done before it."""
+    """Return the metrics of each evaluation between the first and the last step, by the number of steps before it."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: row for row in rows if "eval/reward" in row and 0 < row["step"] < 5}
 
 
-async def test_what_cannot_be_evaluated_beside_training_is_refused_by_name() -> None:
+async def test_settings_that_rule_out_concurrent_evaluation_are_refused_by_name() -> None:
     run = ag.RunConfig(recipe="beside", env="nim", model="tiny", ray="auto", cluster=ag.ClusterConfig(eval_workers=1))
     with pytest.raises(ValueError, match=r"^cluster\.eval_workers: there are no evaluations between steps"):
         async with joined_cluster(run, Losses()):
@@ -38,9 +38,7 @@ async def test_what_cannot_be_evaluated_beside_training_is_refused_by_name() -> 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.proof
-def test_evaluations_beside_training_give_what_those_give_that_training_waits_for(
-    two_nodes: TwoNodes, tmp_path: Path
-) -> None:
+def test_concurrent_evaluations_give_the_same_results_as_blocking_ones(two_nodes: TwoNodes, tmp_path: Path) -> None:
     run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *WORDS, *BESIDE)
     summary = run.ended()
     assert "held-out evaluation after 2 steps, during training" in run.said
@@ -69,9 +67,7 @@ def assert_same_adapter(one: Path, other: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.proof
-async def test_a_model_that_is_trained_whole_is_evaluated_beside_training_too(
-    two_nodes: TwoNodes, tmp_path: Path
-) -> None:
+async def test_full_training_also_supports_concurrent_evaluations(two_nodes: TwoNodes, tmp_path: Path) -> None:
     run = ag.RunConfig(
         recipe="whole",
         env="tests.cluster.eval_env:Slow",
@@ -98,7 +94,7 @@ async def test_a_model_that_is_trained_whole_is_evaluated_beside_training_too(
 
 
 def wait_for(run: Run, folder: str) -> None:
-    """Return when the run has saved the policy of an evaluation that it begins."""
+    """Return when the run has saved the policy for an evaluation that it starts."""
     while not (run.out / folder).exists():
         assert run.process.poll() is None, run.said[-4000:]
         time.sleep(0.01)
@@ -107,14 +103,14 @@ def wait_for(run: Run, folder: str) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.proof
-def test_a_lost_evaluation_worker_is_replaced_and_a_lost_evaluation_is_said_to_be_missing(
+def test_a_lost_evaluation_worker_is_replaced_and_lost_evaluations_are_reported(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:
     run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *WORDS, *BESIDE, "--cluster.restarts", "1")
     run.wait_for_step(1)
-    kill_last(two_nodes)  # replaced: the evaluation after 2 steps is whole
+    kill_last(two_nodes)  # replaced, so the evaluation after 2 steps is complete
     wait_for(run, f"{PREFIX}000004")
-    kill_last(two_nodes)  # none may be replaced any more
+    kill_last(two_nodes)  # no more replacements are allowed
     summary = run.ended()
     assert "WARNING: The evaluation after 4 steps is missing: cluster.restarts: 2 " in run.said
     assert list(held_out(tmp_path / "ray")) == [2]
@@ -126,18 +122,18 @@ def test_a_lost_evaluation_worker_is_replaced_and_a_lost_evaluation_is_said_to_b
 
 
 def kill_last(nodes: TwoNodes) -> None:
-    """Kill the worker that was started last: the one that evaluates."""
+    """Kill the worker that was started last, which is the one that evaluates."""
     os.kill(nodes.actors("RolloutWorker")[-1], signal.SIGKILL)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_driver_that_is_resumed_says_which_evaluation_was_under_way(two_nodes: TwoNodes, tmp_path: Path) -> None:
+def test_a_resumed_driver_reports_which_evaluation_was_running(two_nodes: TwoNodes, tmp_path: Path) -> None:
     out = tmp_path / "ray"
     run = two_nodes.recipe("chase_grpo", out, *WORDS, *BESIDE)
     wait_for(run, f"{PREFIX}000002")
     run.kill()
-    (out / f"{PREFIX}000001").mkdir()  # as if one of a step before had been under way, too
+    (out / f"{PREFIX}000001").mkdir()  # as if an evaluation of an earlier step had been running, too
     run = two_nodes.recipe("chase_grpo", out, *WORDS, *BESIDE)
     run.ended()
     assert "WARNING: The evaluation after 1 steps was running when the run stopped; its result is missing." in run.said

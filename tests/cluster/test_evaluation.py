@@ -1,4 +1,4 @@
-"""Evaluation on a Ray cluster: the results of one process, also when a worker is lost; what cannot be sent there."""
+"""Evaluation on a Ray cluster: the results of one process, even if a worker is lost, and what can't be sent there."""
 
 import asyncio
 import pickle
@@ -34,10 +34,10 @@ def same(one: Evaluation, other: Evaluation) -> bool:
     return ids(one) == ids(other) and one.rewards == other.rewards
 
 
-# Names that hold in other processes
+# Names that are valid in other processes
 
 
-def test_an_env_is_found_by_its_file_one_of_the_gallery_by_its_name_and_a_mixture_by_its_members() -> None:
+def test_workers_find_envs_by_file_gallery_name_or_mixture_members() -> None:
     nim = ag.find_env("nim")
     assert portable_env(Slow) == f"{ROOT}/tests/cluster/eval_env.py:Slow"
     assert portable_env(configured(nim, {})) == "nim"
@@ -49,7 +49,7 @@ def test_an_env_is_found_by_its_file_one_of_the_gallery_by_its_name_and_a_mixtur
         portable_env(mix({"quick": Member(Slow, 1.0), "Judged": Member(Judged, 1.0)}))
 
 
-def test_an_env_inside_of_a_function_is_refused_with_what_to_do() -> None:
+def test_an_env_defined_in_a_function_is_refused_with_the_fix() -> None:
     class Here(Slow):
         pass
 
@@ -69,7 +69,7 @@ async def test_an_open_engine_and_open_sandboxes_are_refused_before_anything_sta
         await ag.evaluate(Slow, "tiny", n=1, workers=2)
 
 
-async def test_an_engine_on_servers_is_opened_elsewhere_at_the_policy_that_it_has_here() -> None:
+async def test_a_server_engine_is_reopened_elsewhere_at_the_same_policy() -> None:
     held = Held()
     async with held.peer() as peer, client(peer) as here:
         before = pickle.loads(pickle.dumps(elsewhere(here, "model")))
@@ -82,13 +82,13 @@ async def test_an_engine_on_servers_is_opened_elsewhere_at_the_policy_that_it_ha
 
 
 async def version_of(given: Any) -> int:
-    """The version of the policy that a client samples from that another process opens."""
+    """Return the policy version that a client reports if it is opened as another process would open it."""
     async with opened(given) as there:
         assert isinstance(there, SGLangEngine)
         return (await say(there)).versions[0].version
 
 
-def test_an_endpoint_is_sent_without_what_is_open_and_a_folder_as_a_whole_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_is_sent_unopened_and_a_folder_as_an_absolute_path(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = ag.Endpoint("http://there/v1", model="m", api_key_env="KEY")
     sent = pickle.loads(pickle.dumps(elsewhere(endpoint, "model")))
     assert (sent.url, sent.model, sent.api_key_env) == ("http://there/v1", "m", "KEY")
@@ -97,7 +97,7 @@ def test_an_endpoint_is_sent_without_what_is_open_and_a_folder_as_a_whole_path(m
     assert elsewhere("tiny", "model") == "tiny"
 
 
-async def test_an_address_where_no_cluster_is_is_said_at_once_with_what_to_do() -> None:
+async def test_an_address_without_a_cluster_is_refused_at_once_with_the_fix() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(AgentGymError, match=rf"^ray: could not join a cluster at '127.0.0.1:{port}' .*refused.*HOST:"):
@@ -109,7 +109,7 @@ async def test_an_address_where_no_cluster_is_is_said_at_once_with_what_to_do() 
 
 @pytest.mark.ray
 @pytest.mark.slow
-async def test_two_workers_give_the_rollouts_the_group_rewards_and_the_tokens_of_one_process(
+async def test_two_workers_give_the_same_rollouts_and_rewards_as_one_process(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:
     async def evaluated(folder: str, **how: Any) -> Evaluation:
@@ -129,7 +129,7 @@ async def test_two_workers_give_the_rollouts_the_group_rewards_and_the_tokens_of
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.proof
-async def test_an_evaluation_of_one_process_is_resumed_on_a_cluster(two_nodes: TwoNodes, tmp_path: Path) -> None:
+async def test_an_evaluation_of_one_process_can_be_resumed_on_a_cluster(two_nodes: TwoNodes, tmp_path: Path) -> None:
     await ag.evaluate(Slow, "tiny", n=2, k=2, seed=3, output_dir=tmp_path)
     whole = await ag.evaluate(
         Slow, "tiny", n=4, k=2, seed=3, output_dir=tmp_path, resume=True, ray=two_nodes.address, workers=1
@@ -139,7 +139,7 @@ async def test_an_evaluation_of_one_process_is_resumed_on_a_cluster(two_nodes: T
 
 
 def asked(evaluation: Evaluation) -> list[dict[str, float]]:
-    """What each rollout took of the models that the env asks by name, but for the time."""
+    """Return each rollout's metrics of the env's model roles, without times."""
     return [
         {name: value for name, value in r.metrics.items() if name.startswith("model_") and "seconds" not in name}
         for r in evaluation.rollouts
@@ -147,14 +147,14 @@ def asked(evaluation: Evaluation) -> list[dict[str, float]]:
 
 
 def texts(folder: Path, evaluation: Evaluation) -> dict[int, bytes]:
-    """The bytes of the sampled tokens, as the store keeps them."""
+    """Return the bytes of the sampled tokens, as the store holds them."""
     with RolloutStore(folder) as store:
         return store.token_bytes("", {i for sampled in ids(evaluation).values() for i in sampled})
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-async def test_the_rollouts_of_a_worker_that_is_killed_are_played_again(
+async def test_rollouts_of_a_killed_worker_are_run_again(
     two_nodes: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def kill_one() -> bool:
@@ -177,7 +177,7 @@ async def test_the_rollouts_of_a_worker_that_is_killed_are_played_again(
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.proof
-def test_the_command_plays_on_a_cluster_and_prints_what_it_prints_without_one(
+def test_the_command_prints_the_same_on_a_cluster_as_without_one(
     two_nodes: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["nim", "--model", "tiny", "--n", "4", "--max-tokens", "16"]

@@ -1,4 +1,4 @@
-"""A process that joins a cluster: it is stopped by signals as one without Ray."""
+"""A process that joins a cluster: signals stop it as they stop one without Ray."""
 
 import os
 import signal
@@ -11,13 +11,13 @@ from tests.cluster.conftest import TwoNodes
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-async def test_a_driver_that_is_asked_to_end_has_the_time_that_it_needs(two_nodes: TwoNodes) -> None:
+async def test_a_driver_that_gets_sigterm_has_the_time_that_it_needs(two_nodes: TwoNodes) -> None:
     came: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     try:
         async with joined(two_nodes.address, cpus=1):
             os.kill(os.getpid(), signal.SIGTERM)
-            alarm, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # Ray's own handler ends the process 3 s later
+            alarm, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # Ray's own handler would end the process 3 s later
         assert came == [signal.SIGTERM]
         assert alarm == 0
     finally:

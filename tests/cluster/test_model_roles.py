@@ -1,4 +1,4 @@
-"""Models that an env asks by name on the workers of a cluster: counted and kept as in one process."""
+"""An env's model roles on cluster workers: counted and stored as in one process."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def kept(folder: Path) -> list[StoredRollout]:
 
 
 def said_by(found: list[StoredRollout], model: str) -> set[int]:
-    """The ids of the tokens that a model has sampled."""
+    """Return the ids of the tokens that a model has sampled."""
     segments = [segment for each in found for segment in each.rollout.segments if segment.model == model]
     return {i for segment in segments for i in segment.token_ids.tolist()}
 
@@ -51,9 +51,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k.startswith(names) and "seconds" not in k} for row in rows]
 
 
-def test_what_a_model_of_ones_own_says_on_workers_is_counted_and_kept_with_its_texts(
-    two_nodes: TwoNodes, tmp_path: Path
-) -> None:
+def test_a_user_defined_models_output_on_workers_is_counted_and_stored(two_nodes: TwoNodes, tmp_path: Path) -> None:
     asyncio.run(ag.train_policy(replace(RUN, output_dir=tmp_path / "alone")))
     asyncio.run(ag.train_policy(replace(RUN, output_dir=tmp_path / "ray", ray=two_nodes.address)))
     alone, on_ray = kept(tmp_path / "alone"), kept(tmp_path / "ray")

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of two nodes: the same as without Ray, and whole whatever is lost on the way."""
+"""Runs on a two-node Ray cluster: the same results as without Ray, and complete whatever is lost on the way."""
 
 import random
 import subprocess
@@ -50,7 +50,7 @@ def test_two_trainers_and_a_worker_on_each_node_give_the_rollouts_of_one_process
 
 
 @pytest.mark.proof
-def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_that_loses_none(
+def test_losing_a_worker_and_a_trainer_does_not_change_the_training_rollouts(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:
     words = ("--max-steps", "6", "--eval-tasks", "8", "--save-every", "1")
@@ -76,13 +76,13 @@ def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_t
 
 
 def assert_counts_agree(rows: list[dict[str, float]]) -> None:
-    """What was started is in one of the ends, in each step."""
+    """Assert that in each step, every rollout that was started or resumed has ended in exactly one way."""
     for row in rows:
         came = row["rollouts/started"] + row["rollouts/resumed"]
         assert came == sum(row[f"rollouts/{end}"] for end in ("finished", "dropped", "carried", "failed"))
 
 
-def test_workers_that_are_lost_while_they_open_are_replaced(two_nodes: TwoNodes, tmp_path: Path) -> None:
+def test_workers_lost_during_startup_are_replaced(two_nodes: TwoNodes, tmp_path: Path) -> None:
     words = ("--max-steps", "1", "--prompts-per-step", "2", "--group-size", "2", "--eval-tasks", "0")
     run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *words, "--cluster.workers", "2")
     while not two_nodes.kill("RolloutWorker.open"):
@@ -93,7 +93,9 @@ def test_workers_that_are_lost_while_they_open_are_replaced(two_nodes: TwoNodes,
 
 
 @pytest.mark.proof
-def test_a_run_survives_ten_workers_two_nodes_two_trainers_and_its_driver(two_nodes: TwoNodes, tmp_path: Path) -> None:
+def test_a_run_survives_losing_ten_workers_two_nodes_two_trainers_and_its_driver(
+    two_nodes: TwoNodes, tmp_path: Path
+) -> None:
     out = tmp_path / "ray"
     words = ("--max-steps", "30", "--save-every", "2", "--cluster.trainers", "2", "--cluster.restarts", "40")
     losses = ["RolloutWorker"] * 10 + ["node"] * 2 + ["TrainerProcess"] * 2 + ["driver"]

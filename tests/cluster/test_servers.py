@@ -1,4 +1,4 @@
-"""A real SGLang server of a run on Ray: launched on a node, and started again where it is lost."""
+"""A real SGLang server of a run on Ray: launched on a node, and restarted if it is lost."""
 
 import os
 import signal
@@ -33,11 +33,11 @@ def test_a_run_on_ray_learns_on_a_real_server_that_is_killed_three_times(
     assert (summary["steps"], summary["failed"], summary["eval_after"] >= 0.85) == (30, 0, True), summary
     for row in run.metrics():
         assert row["sync/logprob_gap"] < 1e-3
-    assert servers() == [], "a server's process is left"
+    assert servers() == [], "a server process is still running"
 
 
 def servers() -> list[int]:
-    """The main processes of the SGLang servers that run on this machine."""
+    """Return the main processes of the SGLang servers that run on this machine."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

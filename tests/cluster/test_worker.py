@@ -1,4 +1,4 @@
-"""The shares of rollout workers, without Ray: two of them in this process play what one plays alone."""
+"""Shares of rollout workers, without Ray: two workers in this process run the same rollouts as one alone."""
 
 import asyncio
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ async def rollout(workers: Sequence[RolloutWorker]) -> tuple[Groups, list[Any]]:
     return joined(each.share for each in shares), [each.state for each in shares]
 
 
-async def test_two_workers_play_the_groups_of_one_in_the_same_order() -> None:
+async def test_two_workers_run_the_groups_of_one_worker_in_the_same_order() -> None:
     [alone], pair = await opened(1), await opened(2)
     for worker in (alone, *pair):
         await worker.begin(ASKED, [])
@@ -48,7 +48,7 @@ async def test_two_workers_play_the_groups_of_one_in_the_same_order() -> None:
 
 
 @pytest.mark.slow
-async def test_a_worker_in_the_place_of_a_lost_one_plays_what_that_would_have_played() -> None:
+async def test_a_replacement_worker_runs_the_rollouts_of_the_lost_one() -> None:
     pair, others = await opened(2), await opened(2)
     for worker in (*pair, *others):
         await worker.begin(ASKED, [])
@@ -61,7 +61,7 @@ async def test_a_worker_in_the_place_of_a_lost_one_plays_what_that_would_have_pl
     await asyncio.gather(*(worker.close() for worker in (*pair, *others, fresh)))
 
 
-async def test_what_a_lost_worker_had_in_play_is_counted_as_dropped() -> None:
+async def test_running_rollouts_of_a_lost_worker_are_counted_as_dropped() -> None:
     pair = await opened(2)
     states = [dict(await worker.begin(ASKED, [])) for worker in pair]
     states[1]["in_play"] = {**states[1]["in_play"], "started": 2}
@@ -75,7 +75,7 @@ async def test_what_a_lost_worker_had_in_play_is_counted_as_dropped() -> None:
 
 
 @pytest.mark.slow
-async def test_three_workers_go_on_where_two_stood() -> None:
+async def test_three_workers_can_continue_the_work_of_two() -> None:
     pair, alone = await opened(2), await opened(1)
     for worker in (*pair, *alone):
         await worker.begin(ASKED, [])
@@ -89,7 +89,7 @@ async def test_three_workers_go_on_where_two_stood() -> None:
     await asyncio.gather(*(worker.close() for worker in (*pair, *alone, *three)))
 
 
-async def test_a_worker_evaluates_the_tasks_that_it_is_given_in_their_order() -> None:
+async def test_a_worker_evaluates_its_tasks_in_the_given_order() -> None:
     [worker] = await opened(1)
     tasks = ag.find_env("nim").tasks("test")[:3]
     groups = await worker.play(list(tasks), Schedule(group_size=2, same_instance=False))

@@ -1,4 +1,4 @@
-"""Tasks with fields of all kinds; it imports little, for tests in processes of their own."""
+"""Tasks with fields of all kinds. It has few imports, so that tests can load it quickly in separate processes."""
 
 import enum
 from dataclasses import dataclass
@@ -35,14 +35,14 @@ class Inner(BaseModel):
 
 
 class Holder(ag.Task):
-    """A task of anything."""
+    """A task with a field of any type."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     value: Any = None
 
 
 class Typed(ag.Task):
-    """A task of fields that JSON does not know."""
+    """A task with fields of types that JSON lacks."""
 
     names: set[str] = Field(default_factory=set)
     pairs: frozenset[tuple[int, str]] = frozenset()

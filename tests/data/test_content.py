@@ -1,4 +1,4 @@
-"""What a task is known by: one form of its fields in every process, which a store gives back as the same task."""
+"""A task's identity: its fields have one canonical form in every process, from which a store restores the same task."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ print(content(task), content(made(value=[names, {1, "1", None, (1, 2)}, {"deep":
 """
 
 
-def test_a_task_has_one_content_in_every_process() -> None:
+def test_a_task_has_the_same_content_in_every_process() -> None:
     said = {
         subprocess.run(
             [sys.executable, "-c", IN_ANOTHER_PROCESS],
@@ -77,13 +77,13 @@ def test_a_task_has_one_content_in_every_process() -> None:
         (range(3), [0, 1, 2]),
     ],
 )
-def test_what_json_does_not_know_is_written_by_its_value(value: Any, written: Any) -> None:
+def test_values_without_a_json_form_are_written_by_value(value: Any, written: Any) -> None:
     held = made()
     object.__setattr__(held, "value", value)
     assert task_fields(held)["value"] == written
 
 
-def test_a_task_whose_fields_have_aliases_is_given_back() -> None:
+def test_a_task_whose_fields_have_aliases_is_restored() -> None:
     class Deep(BaseModel):
         size: int = Field(alias="Size")
 
@@ -118,7 +118,7 @@ def test_different_fields_are_different_content(kind: type[ag.Task], one: Any, o
     assert content(made(kind, **one)) != content(made(kind, **other))
 
 
-def test_bytes_that_are_no_text_are_told_how_to_be_stored() -> None:
+def test_bytes_that_are_not_utf8_are_refused_with_how_to_store_them() -> None:
     with pytest.raises(ValueError, match=r"^Blob\.data: .* write `model_config = pydantic\.ConfigDict\(ser_json_bytes"):
         refuse_unkept([made(Blob, data=b"\xff")])
 
@@ -153,15 +153,15 @@ class Judge:
         ({(1, 2): 3}, None),
     ],
 )
-def test_a_field_without_a_text_of_its_own_is_refused_by_name(value: Any, said: str | None) -> None:
-    if said is None:  # pydantic has a text for such a key
+def test_a_field_without_a_text_form_is_refused_by_name(value: Any, said: str | None) -> None:
+    if said is None:  # pydantic can serialize such a key as text
         assert task_fields(made(value=value))["value"] == {"1,2": 3}
         return
     with pytest.raises(ValueError, match=said):
         content(made(value=value))
 
 
-def test_a_typed_secret_and_one_in_a_model_are_refused_by_name() -> None:
+def test_a_secret_in_a_field_or_nested_model_is_refused_by_name() -> None:
     class Kept(BaseModel):
         word: SecretStr
 
@@ -173,7 +173,7 @@ def test_a_typed_secret_and_one_in_a_model_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_stored_task_is_the_task_that_it_was(seed: int) -> None:
+def test_a_stored_task_is_restored_unchanged(seed: int) -> None:
     names = {f"{seed}{letter}" for letter in "abc"}
     task = made(
         Typed,
@@ -205,12 +205,12 @@ def test_a_stored_task_is_the_task_that_it_was(seed: int) -> None:
         ({1: 2}, r"^Holder\.value: a stored task has {'1': 2}, but"),
     ],
 )
-def test_a_task_that_its_stored_fields_do_not_give_back_is_refused_by_field(value: Any, said: str) -> None:
+def test_a_task_that_its_stored_fields_do_not_restore_is_refused_by_field(value: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         refuse_unkept([made(value=value)])
 
 
-def test_a_type_that_refuses_what_it_writes_is_refused_by_field() -> None:
+def test_a_type_that_rejects_its_own_stored_form_is_refused_by_field() -> None:
     class Numbers(ag.Task):
         model_config = ConfigDict(arbitrary_types_allowed=True)
         value: np.ndarray
@@ -219,7 +219,7 @@ def test_a_type_that_refuses_what_it_writes_is_refused_by_field() -> None:
         refuse_unkept([made(Numbers, value=np.arange(3))])
 
 
-def test_the_lines_that_a_refusal_tells_to_write_work() -> None:
+def test_the_code_that_a_refusal_suggests_works() -> None:
     class Plain(ag.Task):
         right: str = Field(repr=False)
 
@@ -267,7 +267,7 @@ class Judged(ag.Task):
     check: Callable[[str], bool] = Field(exclude=True)
 
 
-def test_an_excluded_field_is_no_content_and_its_default_is_never_taken_for_it() -> None:
+def test_an_excluded_field_is_not_content_and_is_not_restored_as_its_default() -> None:
     class Defaulted(ag.Task):
         check: Callable[[str], bool] = Field(default=later, exclude=True)
 
@@ -278,7 +278,7 @@ def test_an_excluded_field_is_no_content_and_its_default_is_never_taken_for_it()
         refuse_unkept([made(Defaulted, check=lambda text: False)])
 
 
-async def test_an_env_of_excluded_fields_is_evaluated_and_resumed_and_its_rescore_is_refused_by_field(
+async def test_an_env_of_excluded_fields_can_be_resumed_but_not_rescored(
     tmp_path: Path,
 ) -> None:
     class Asking(ag.ToolEnv[Judged]):
@@ -301,7 +301,7 @@ class Secret(ag.Task):
 
 
 class Guess(ag.ToolEnv[Secret]):
-    """Asks for a word that no log shows."""
+    """Asks for a word that must not be stored."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> list[Secret]:
@@ -312,17 +312,17 @@ class Guess(ag.ToolEnv[Secret]):
         return float(self.answer == self.task.right.get_secret_value())
 
 
-async def test_what_cannot_be_kept_is_refused_when_an_evaluation_or_a_run_begins(tmp_path: Path) -> None:
+async def test_tasks_that_cannot_be_stored_are_refused_when_an_evaluation_or_run_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^Secret\.right: a SecretStr"):
         await ag.evaluate(Guess, Scripted([say("moon")]), output_dir=tmp_path / "eval")
     assert not (tmp_path / "eval").exists()
-    assert (await ag.evaluate(Guess, Scripted([say("moon")]))).reward == 1.0  # nothing is kept
+    assert (await ag.evaluate(Guess, Scripted([say("moon")]))).reward == 1.0  # nothing is stored
     run = ag.RunConfig(recipe="guess", env="guess", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=0)
     with pytest.raises(ValueError, match=r"^Secret\.right: a SecretStr"), hold_checked(run, Guess, tmp_path / "run"):
         pass
 
 
-async def test_sets_are_resumed_and_compared_whatever_their_order(tmp_path: Path) -> None:
+async def test_tasks_with_sets_are_resumed_and_compared_in_any_order(tmp_path: Path) -> None:
     class Sets(ag.Task):
         right: set[str]
 
@@ -332,7 +332,7 @@ async def test_sets_are_resumed_and_compared_whatever_their_order(tmp_path: Path
         @classmethod
         def tasks(cls, split: ag.Split) -> list[Sets]:
             right = set[str]()
-            for word in cls.words:  # the order of a set follows that of its making where hashes collide
+            for word in cls.words:  # with hash collisions, a set's order depends on the insertion order
                 right.add(word)
             return [Sets(id=i, prompt="x", right=right) for i in range(2)]
 
@@ -352,7 +352,7 @@ async def test_sets_are_resumed_and_compared_whatever_their_order(tmp_path: Path
         ag.compare(again, other)  # in memory, too
 
 
-def test_a_split_by_what_has_no_text_is_refused_and_by_a_record_it_is_the_same_for_equal_ones() -> None:
+def test_a_split_by_key_needs_a_text_form_and_treats_equal_records_alike() -> None:
     tasks = [Holder(id=i, prompt=f"{i}?", value=i % 20) for i in range(60)]
     with pytest.raises(
         ValueError, match=r"^by: expected a value with the same text in every process, got a Judge; return text"

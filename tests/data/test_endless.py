@@ -1,4 +1,4 @@
-"""Tasks that a generator makes for ever, in runs, mixtures and slices."""
+"""Endless tasks from a generator, in runs, mixtures and slices."""
 
 import random
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def ids(tasks: object, count: int) -> list[str]:
     return [task.id for task in islice(iter(tasks), count)]  # type: ignore[call-overload]
 
 
-def test_the_tasks_come_in_the_order_of_the_generator_and_the_seed_chooses_them() -> None:
+def test_tasks_come_in_the_generators_order_and_depend_on_the_seed() -> None:
     tasks = ag.Endless(generate, seed=3)
     assert ids(tasks, 3) == ids(tasks[:3], 3) == ids(tasks, 3) == ["3-0", "3-1", "3-2"]
     assert [tasks[i].id for i in (2, 4, 0, 1)] == ["3-2", "3-4", "3-0", "3-1"]
@@ -54,40 +54,40 @@ def test_the_tasks_come_in_the_order_of_the_generator_and_the_seed_chooses_them(
     assert ids(tasks[1::2], 2) == ["3-1", "3-3"]
 
 
-def test_what_would_count_from_the_end_is_refused() -> None:
+def test_operations_that_need_the_end_are_refused() -> None:
     with pytest.raises(IndexError, match="cannot be indexed from their end"):
         ag.Endless(generate)[-1]
     with pytest.raises(IndexError, match="cannot be indexed from their end"):
         ag.Endless(generate)[:-1]
 
 
-def test_a_slice_with_a_step_of_0_is_refused_as_of_a_list() -> None:
+def test_a_slice_with_step_0_is_refused_as_for_a_list() -> None:
     with pytest.raises(ValueError, match="step of a slice cannot be 0"):
         ag.Endless(generate)[0:5:0]
 
 
-def test_a_generator_that_ends_is_an_error_that_says_where() -> None:
+def test_a_generator_that_ends_is_an_error_with_its_position() -> None:
     with pytest.raises(ValueError, match="the generator ended after 2 tasks"):
         ids(ag.Endless(lambda seed: islice(generate(seed), 2)), 3)
 
 
-def test_a_filter_of_endless_tasks_is_endless_and_one_that_keeps_none_is_an_error() -> None:
+def test_filtered_endless_tasks_are_endless_and_matching_none_is_an_error() -> None:
     even = ag.where(ag.Endless(generate), lambda task: int(task.id.partition("-")[2]) % 2 == 0)
     assert isinstance(even, Endless)
     assert ids(even, 3) == ["0-0", "0-2", "0-4"]
     with pytest.raises(ValueError, match="none of 10000 tasks in a row is kept"):
         ag.where(ag.Endless(generate), lambda task: False)[0]
     rare = ag.where(ag.Endless(generate), lambda task: int(task.id.partition("-")[2]) % 10_000 == 0)
-    assert ids(rare, 3) == ["0-0", "0-10000", "0-20000"]  # 9,999 are left out between two.
+    assert ids(rare, 3) == ["0-0", "0-10000", "0-20000"]  # 9,999 are skipped between two.
 
 
 def drawn(env: type[ag.Env[Any]], seed: int, count: int = 4) -> tuple[set[str], list[int]]:
-    """The seeds that the generator got, and the numbers of the tasks in their order."""
+    """Return the seeds that the generator got, and the tasks' numbers in order."""
     names = [task.id.rsplit("-", 1) for batch in batches(env, 2, count // 2, seed=seed) for task in batch]
     return {seed for seed, _ in names}, [int(number) for _, number in names]
 
 
-def test_a_run_takes_them_in_order_from_a_seed_that_is_derived_from_its_own() -> None:
+def test_a_run_takes_endless_tasks_in_order_from_a_seed_derived_from_its_own() -> None:
     for env in (Stream, RowStream):
         seeds, numbers = drawn(env, 5)
         assert numbers == [0, 1, 2, 3]
@@ -97,7 +97,7 @@ def test_a_run_takes_them_in_order_from_a_seed_that_is_derived_from_its_own() ->
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_resumed_run_goes_on_where_the_generator_stood(world: int) -> None:
+def test_a_resumed_run_continues_where_the_generator_was(world: int) -> None:
     def samplers(count: int) -> list[TaskSampler[ag.Task]]:
         sharded = [Sharding(prompts=4, rank=rank, world=count) for rank in range(count)]
         return [TaskSampler.for_training(Stream, sharding, seed=7) for sharding in sharded]
@@ -121,7 +121,7 @@ def test_a_resumed_run_goes_on_where_the_generator_stood(world: int) -> None:
     assert sorted(seen, key=lambda name: int(name.split("-")[1])) == [f"{seed}-{number}" for number in range(20)]
 
 
-def test_a_member_of_a_mixture_may_be_endless_and_so_may_all() -> None:
+def test_any_or_all_members_of_a_mixture_may_be_endless() -> None:
     both = mix({"one": Member(Stream, 1), "two": Member(RowStream, 1)})
     names = sorted(task.id for batch in batches(both, 4, 1, seed=5) for task in batch)
     seeds = [name.split("-")[0] for name in names]
@@ -132,7 +132,7 @@ def test_a_member_of_a_mixture_may_be_endless_and_so_may_all() -> None:
     assert [task.id for task in both.tasks("test")[:2]] == ["one/1000000-0", "two/0-0"]
 
 
-def test_a_file_of_ids_cannot_choose_among_endless_tasks(tmp_path: Path) -> None:
+def test_a_file_of_ids_cannot_select_endless_tasks(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("0-0\n")
     with pytest.raises(ValueError, match="the training tasks of Stream are endless"):
         only_tasks(Stream, tmp_path / "ids")

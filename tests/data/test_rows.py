@@ -33,7 +33,7 @@ PLAIN: list[dict[str, Any]] = [
     {"number": 7, "question": "2+3?", "sum": 5, "hint": "count", "source": "a", "store": {"x": "1"}},
     {"number": 8, "question": "2+4?", "sum": 6, "hint": None, "source": "b", "store": {"y": "2"}},
 ]
-"""The rows of every data set of these tests: a hint and keys of `store` are missing in some."""
+"""The rows of every data set in these tests: a hint and keys of `store` are missing in some."""
 JSONL = [{key: value for key, value in row.items() if value is not None} for row in PLAIN]
 
 
@@ -61,7 +61,7 @@ SOURCES = [list_of_dicts, arrow_table, data_set, pandas_frame, polars_frame]
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_each_kind_of_data_gives_the_same_tasks_without_the_nones_that_it_fills_in(source: Callable[[], Any]) -> None:
+def test_each_kind_of_data_gives_the_same_tasks_without_filled_in_nones(source: Callable[[], Any]) -> None:
     rows = ag.Rows(source(), Sum, id="number", prompt="question", columns={"answer": "sum"})
     assert list(rows) == [
         Sum(id="7", prompt="2+3?", answer=5, hint="count", store={"x": "1"}),
@@ -72,7 +72,7 @@ def test_each_kind_of_data_gives_the_same_tasks_without_the_nones_that_it_fills_
         rows[2]
 
 
-def test_a_row_is_read_when_its_task_is_asked_for_and_a_slice_reads_none() -> None:
+def test_rows_are_read_lazily_also_in_slices() -> None:
     asked: list[int] = []
 
     class Disk:
@@ -99,7 +99,7 @@ def test_functions_of_the_row_make_prompt_id_and_columns() -> None:
     assert rows[0] == Sum(id="2+3", prompt="2+3?", answer=5)
 
 
-def test_rows_without_an_id_are_numbered_and_keep_their_numbers_in_a_slice() -> None:
+def test_rows_without_an_id_are_numbered_and_keep_their_numbers_in_slices() -> None:
     rows = ag.Rows([{"prompt": "x", "answer": i} for i in range(4)], Sum, id=None)
     assert [task.id for task in rows[2:]] == ["2", "3"]
 
@@ -115,7 +115,7 @@ def test_rows_without_an_id_are_numbered_and_keep_their_numbers_in_a_slice() -> 
         ({"columns": {}}, r"^columns: no column for Sum.answer; pass columns=\{'answer': ...\}"),
     ],
 )
-def test_a_column_or_a_field_that_is_not_there_is_refused_before_a_row_is_read(given: Any, why: str) -> None:
+def test_an_unknown_column_or_field_is_refused_before_a_row_is_read(given: Any, why: str) -> None:
     named = {"id": "number", "prompt": "question", "columns": {"answer": "sum"}}
     with pytest.raises(ValueError, match=why):
         ag.Rows(PLAIN, Sum, **(named | given))
@@ -131,12 +131,12 @@ def test_a_column_or_a_field_that_is_not_there_is_refused_before_a_row_is_read(g
         ([{"prompt": "x"}, 3], "^data: a row must be a dict of columns, but row 1 is 3"),
     ],
 )
-def test_what_is_no_sequence_of_rows_is_refused(data: Any, why: str) -> None:
+def test_data_that_is_not_a_sequence_of_rows_is_refused(data: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         ag.Rows(data, Sum)
 
 
-def test_a_row_that_is_no_task_is_refused_by_its_number_and_its_field() -> None:
+def test_a_row_that_is_not_a_task_is_refused_by_its_number_and_field() -> None:
     data = [{"id": 1, "prompt": "x", "answer": 1}, {"id": 2, "prompt": "x", "answer": "one"}]
     with pytest.raises(ValueError, match=r"^data: row 1: answer: .*valid integer.*'one'"):
         ag.Rows(data, Sum)[1]
@@ -144,13 +144,13 @@ def test_a_row_that_is_no_task_is_refused_by_its_number_and_its_field() -> None:
         ag.Rows(data, Sum, columns={"answer": lambda row: row["sum"]})[0]
 
 
-async def test_rows_are_the_tasks_of_an_env() -> None:
+async def test_an_env_can_use_rows_as_its_tasks() -> None:
     groups = await run_groups(Sums, Sums.tasks("train"), Scripted([say("5")]), n=1)
     assert [rollout.reward for rollout in groups.rollouts] == [1.0]
     assert [task.id for batch in batches(Sums, 1, 2, seed=0) for task in batch] == ["7", "7"]
 
 
 @pytest.mark.parametrize("source", [arrow_table, pandas_frame, polars_frame])
-def test_a_table_as_the_tasks_of_an_env_is_an_error_that_names_rows(source: Callable[[], Any]) -> None:
+def test_a_table_in_place_of_tasks_is_an_error_that_mentions_rows(source: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match=r"whose \[index\] does not return a row; write ag\.Rows\(table, Sum\)"):
         as_tasks(Sums, source())

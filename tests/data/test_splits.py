@@ -1,4 +1,4 @@
-"""Parts of sequences of tasks: splits that cannot overlap, and filters."""
+"""Parts of task sequences: splits that cannot overlap, and filters."""
 
 import logging
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def tasks(*contents: int) -> list[Sum]:
 
 
 class Doubled(ag.ToolEnv[Sum]):
-    """One held-out row is a training row under another id."""
+    """One held-out row is a training row with another id."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> Any:
@@ -48,26 +48,26 @@ def test_parts_hold_each_task_once_and_share_no_content(contents: list[int], see
     assert {t.answer for t in parts["train"]} & {t.answer for t in parts["test"]} == set()
 
 
-def test_the_shares_are_met_about_and_another_seed_shares_out_otherwise() -> None:
+def test_shares_are_approximate_and_depend_on_the_seed() -> None:
     given = ag.Procedural(lambda i: Sum(id=i, prompt=f"{i}?"), range(2000))
     first, other = (ag.split(given, train=0.8, test=0.2, seed=seed) for seed in (0, 1))
     assert 340 < len(first["test"]) < 460
     assert [task.id for task in first["test"]] != [task.id for task in other["test"]]
 
 
-def test_a_data_set_that_grows_moves_no_task_to_another_part() -> None:
+def test_a_growing_data_set_moves_no_task_to_another_part() -> None:
     small = ag.split(tasks(*range(60)), train=0.7, test=0.3)
     large = ag.split(tasks(*range(90)), train=0.7, test=0.3)
     for name in ("train", "test"):
         assert {t.id for t in small[name]} <= {t.id for t in large[name]}
 
 
-def test_tasks_of_one_key_are_in_one_part() -> None:
+def test_tasks_with_the_same_key_are_in_the_same_part() -> None:
     parts = ag.split(tasks(*range(100)), train=0.5, test=0.5, by=lambda task: task.answer % 10)
     assert {t.answer % 10 for t in parts["train"]} & {t.answer % 10 for t in parts["test"]} == set()
 
 
-def test_an_id_or_a_content_in_two_parts_is_an_error_that_names_it() -> None:
+def test_an_id_or_content_in_two_parts_is_an_error_that_names_it() -> None:
     with pytest.raises(ValueError, match=r"the id '0' is in '\w+' and in '\w+'; a held-out task"):
         ag.split([Sum(id=0, prompt=f"{i}?") for i in range(40)], train=0.5, test=0.5)
     with pytest.raises(ValueError, match=r"'\d+' in '\w+' and '\d+' in '\w+' are equal except for their ids"):
@@ -84,18 +84,18 @@ def test_an_id_or_a_content_in_two_parts_is_an_error_that_names_it() -> None:
         ({"train": 0.999, "test": 0.001}, "^test: got none of the 3 tasks"),
     ],
 )
-def test_shares_that_make_no_parts_are_refused(shares: dict[str, float], why: str) -> None:
+def test_invalid_shares_are_refused(shares: dict[str, float], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         ag.split(tasks(1, 2, 3), seed=0, by=None, **shares)
 
 
-def test_rows_that_are_no_tasks_are_refused_with_the_way_to_make_them_tasks() -> None:
+def test_rows_that_are_not_tasks_are_refused_with_how_to_convert_them() -> None:
     rows: Any = [{"id": 1, "prompt": "x"}]
     with pytest.raises(ValueError, match=r"number 0 is not a task but .*; write ag\.Rows\(data, MyTask\)"):
         ag.split(rows, train=0.5, test=0.5)
 
 
-def test_a_filter_keeps_the_order_counts_what_it_leaves_out_and_looks_at_nothing_before_it_is_asked() -> None:
+def test_a_filter_is_lazy_keeps_the_order_and_counts_skipped_tasks() -> None:
     looked: list[int] = []
 
     def make(index: int) -> Sum:
@@ -113,19 +113,21 @@ def test_a_filter_that_keeps_nothing_is_an_error() -> None:
         len(ag.where(tasks(1, 2), lambda task: False))
 
 
-async def test_check_env_finds_a_held_out_row_that_is_trained_on() -> None:
+async def test_check_env_finds_held_out_rows_among_the_training_rows() -> None:
     with pytest.raises(AssertionError, match=r"1 of 1 test tasks are in train under another id \('0' and '7'\)"):
         await check_env(Doubled, tasks(0)[0], oracle=[say("0")])
 
 
-def test_a_run_warns_of_a_held_out_row_that_it_trains_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_warns_about_held_out_rows_among_the_training_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = ag.RunConfig(recipe="doubled", env="doubled", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=1)
     with caplog.at_level(logging.WARNING), hold_checked(run, Doubled, tmp_path):
         pass
     assert "Doubled.tasks: '0' in 'train' and '7' in 'test' are equal except for their ids" in caplog.text
 
 
-def test_parts_and_filters_are_sequences_of_tasks_for_a_run() -> None:
+def test_a_run_accepts_parts_and_filters_as_tasks() -> None:
     parts: dict[str, Sequence[Sum]] = dict(ag.split(tasks(*range(50)), train=0.5, test=0.5))
 
     class Halves(Doubled):
@@ -138,9 +140,7 @@ def test_parts_and_filters_are_sequences_of_tasks_for_a_run() -> None:
     assert set(drawn) <= {task.id for task in parts["train"]} - {"3"}
 
 
-def test_a_run_warns_of_tasks_that_are_made_from_an_index_of_both_splits(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_warns_about_indices_in_both_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Made(Doubled):
         test = range(5000, 5010)
 
@@ -170,5 +170,5 @@ def test_a_run_warns_of_tasks_that_are_made_from_an_index_of_both_splits(
         (range(0), range(5), []),
     ],
 )
-def test_indices_of_both_ranges_are_found_without_going_through_them(one: range, other: range, both: list[int]) -> None:
+def test_common_indices_of_two_ranges_are_found_without_iterating(one: range, other: range, both: list[int]) -> None:
     assert _in_both(one, other) == both

@@ -1,4 +1,4 @@
-"""The Python blocks of the docs: where they stand, what they need, and which of them cannot run here."""
+"""The Python blocks of the docs: where they are, what they need, and which of them can't run here."""
 
 import ast
 import re
@@ -71,23 +71,23 @@ NOT_RUN = {
     "policy = await engine.push(": "needs SGLang servers and a GPU",
     "trainer = trl.GRPOTrainer(": "needs the network, and time: a slow test takes such a step",
 }
-"""A text that only one block holds, and why that block is compiled and not run."""
+"""A text that occurs in exactly one block, and why that block is compiled but not run."""
 
 
 def files_in(page: Path) -> dict[str, str]:
-    """The Python files that a page prints, by the name in their first line."""
+    """Return the Python files that a page prints, by the name in their first line."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     return {block.partition("\n")[0].removeprefix("# "): block for block in blocks}
 
 
 def write_walkthrough_files(folder: Path) -> None:
-    """Write the walkthrough's files into a folder, as a reader of the guides has them."""
+    """Write the walkthrough's files into a folder, as a reader of the guides would."""
     for name, text in files_in(DOCS / "walkthrough.md").items():
         (folder / name).write_text(text)
 
 
 def no_sandbox() -> bool:
-    """Whether this machine has neither Docker nor bubblewrap."""
+    """Return whether this machine has neither Docker nor bubblewrap."""
     try:
         auto()
     except SandboxError:
@@ -96,7 +96,7 @@ def no_sandbox() -> bool:
 
 
 def lacks_a_sandbox() -> bool:
-    """Whether this machine lacks Docker or bubblewrap, so that a guide's block may find no sandbox."""
+    """Return whether this machine lacks Docker or bubblewrap, so that a guide's block may find no sandbox."""
     return why_no_docker() is not None or why_no_bubblewrap() is not None
 
 
@@ -105,7 +105,7 @@ needs_sandbox = pytest.mark.skipif(no_sandbox(), reason="no Docker and no bubble
 
 @dataclass(frozen=True)
 class Block:
-    """One Python block of a guide, and the line of the guide that it begins in."""
+    """One Python block of a guide, and the line that it starts on."""
 
     guide: str
     line: int
@@ -113,31 +113,31 @@ class Block:
 
     @property
     def why_not_run(self) -> str | None:
-        """Why the block cannot run in a test; None for one that can."""
+        """Why the block can't run in a test, or None if it can."""
         return next((why for text, why in NOT_RUN.items() if text in self.text), None)
 
     def tree(self) -> ast.Module:
-        """The parsed block, with the line numbers of the guide; a bare `await` is allowed."""
+        """Return the parsed block, with the guide's line numbers; a top-level `await` is allowed."""
         made = compile(self.text, self.guide, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         assert isinstance(made, ast.Module)
         return ast.increment_lineno(made, self.line - 1)
 
     def compiled(self) -> CodeType:
-        """The block as code; with an `await` outside of a function it makes a coroutine."""
+        """Return the block as code; with a top-level `await`, evaluating it returns a coroutine."""
         made = compile(self.tree(), self.guide, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         assert isinstance(made, CodeType)
         return made
 
 
 def blocks_of(guide: Path) -> list[Block]:
-    """The Python blocks of a guide, in order."""
+    """Return the Python blocks of a guide, in order."""
     text = guide.read_text()
     found = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return [Block(guide.name, text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
 
 
 def names_of(tree: ast.Module, name: str) -> list[str]:
-    """The attributes that a block reads from the module called `name`."""
+    """Return the attributes that a block reads from the module called `name`."""
     return [
         node.attr
         for node in ast.walk(tree)

@@ -1,4 +1,4 @@
-"""Two small envs without a sandbox: one whose tool fails for odd keys, and one whose rollouts fail at times."""
+"""Two small envs without a sandbox: one whose tool fails for odd keys, and one whose rollouts fail sometimes."""
 
 import agentgym as ag
 from agentgym.data.endless import Procedural
@@ -34,7 +34,7 @@ class Look(ag.ToolEnv[ag.Task]):
 
 
 class Fails(Look):
-    """The same, with a reward that raises where the answer ends in 0 or 2."""
+    """The same, with a reward that raises if the answer ends in 0 or 2."""
 
     @ag.reward
     def right(self) -> float:

@@ -1,4 +1,4 @@
-"""The shell commands of the docs run, or are read by the program's own parser, or are marked with why not."""
+"""Each shell command in the docs is run, is parsed by the program's own parser, or has a stated reason for neither."""
 
 import importlib
 import re
@@ -24,9 +24,9 @@ from tests.docs.commands import LANGUAGES, NOT_RUN, PARSED, RUN, Command, comman
 
 ALL = commands()
 DOCKER = "check market"
-"""A command that holds it needs Docker: a service beside a sandbox is a container."""
+"""Commands that contain it need Docker: a service next to a sandbox is a container."""
 HEAVY = "--n 64"
-"""A command that holds it takes longer, and is run by the slow tests."""
+"""Commands that contain it take longer; the slow tests run them."""
 
 
 def under(rules: tuple[str, ...] | dict[str, str]) -> list[Command]:
@@ -35,7 +35,7 @@ def under(rules: tuple[str, ...] | dict[str, str]) -> list[Command]:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a reader who has followed the README: its files, a short run, and an evaluation."""
+    """Create the folder of a reader who has followed the README: its files, a short run, and an evaluation."""
     folder = tmp_path_factory.mktemp("reader")
     write_walkthrough_files(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +50,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def kept(reader: Path) -> Path:
-    """The same folder, after a short run and a small evaluation."""
+    """Return the same folder, after a short run and a small evaluation."""
     small = [
         "--max-steps",
         "1",
@@ -75,19 +75,19 @@ def test_each_block_says_its_language() -> None:
 
 
 @pytest.mark.parametrize("command", ALL, ids=str)
-def test_each_command_is_run_or_marked_why_not(command: Command) -> None:
-    assert rule_of(command), "name it in tests/docs/commands.py"
+def test_each_command_is_run_or_has_a_reason_why_not(command: Command) -> None:
+    assert rule_of(command), "list the command in tests/docs/commands.py"
 
 
 @pytest.mark.parametrize("rule", [*RUN, *PARSED, *NOT_RUN])
-def test_each_rule_has_a_command(rule: str) -> None:
+def test_each_rule_matches_a_command(rule: str) -> None:
     assert any(re.match(rule, command.text) for command in ALL)
 
 
 @needs_sandbox
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 @pytest.mark.parametrize("command", [one for one in under(RUN) if HEAVY not in one.text], ids=str)
-def test_a_command_does_what_it_says(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_runs(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if DOCKER in command.text and (why := why_no_docker()):
         pytest.skip(why)
     assert cli.main(shlex.split(command.text)[1:]) == 0, capsys.readouterr().err
@@ -96,12 +96,12 @@ def test_a_command_does_what_it_says(command: Command, kept: Path, capsys: pytes
 @pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize("command", [one for one in under(RUN) if HEAVY in one.text], ids=str)
-def test_a_longer_command_does_what_it_says(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_command_runs(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(shlex.split(command.text)[1:]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", under(PARSED), ids=str)
-def test_the_words_of_a_command_are_read_by_its_parser(command: Command, reader: Path) -> None:
+def test_a_command_is_accepted_by_its_parser(command: Command, reader: Path) -> None:
     words = shlex.split(command.text.rstrip("&"))
     if words[0] == "torchrun":
         asked = get_args_parser().parse_args(words[1:])
@@ -122,7 +122,7 @@ def test_the_words_of_a_command_are_read_by_its_parser(command: Command, reader:
 
 
 def recipe_in(module: str) -> Any:
-    """The settings that a program reads: its recipe, or the dataclass that it hands to its parser."""
+    """Return a program's settings: its recipe, or the dataclass that it passes to its parser."""
     there = vars(importlib.import_module(module))
     if "RECIPE" in there:
         return there["RECIPE"]
@@ -132,7 +132,7 @@ def recipe_in(module: str) -> Any:
 
 
 @pytest.mark.parametrize("command", under(NOT_RUN), ids=str)
-def test_what_a_command_names_is_there(command: Command) -> None:
+def test_everything_that_a_command_names_exists(command: Command) -> None:
     """Extras are in pyproject.toml, targets in the Makefile, modules and folders in the checkout."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     if found := re.search(r"(?:agentgym|whl|\.)\[([\w,]+)\]", command.text):

@@ -1,4 +1,4 @@
-"""The code in the docs: it runs as it is printed, or compiles where it cannot run here."""
+"""The code in the docs: it runs as printed, or at least compiles if it can't run here."""
 
 import ast
 import asyncio
@@ -35,10 +35,10 @@ from tests.docs.blocks import (
 ALL = [block for guide in sorted(DOCS.glob("**/*.md")) for block in blocks_of(guide)]
 GUIDES = [*sorted(DOCS.glob("**/*.md")), *(ROOT / name for name in ("CONTRIBUTING.md", "sandbox/README.md"))]
 NAME = re.compile(r"`((?:ag|agentgym)\.[A-Za-z_.]*[A-Za-z_])")
-"""The names of the library in inline code, such as `ag.Env` and `agentgym.testing`."""
+"""Names from the library in inline code, such as `ag.Env` and `agentgym.testing`."""
 ADAPTER = re.compile(r"runs/[\w/]+/adapter\b")
 IN_A_CHECKOUT = re.compile(r"(?:-m |import |from |\")(?:recipes|envs|benchmarks)\.\w|make test-")
-"""What only a checkout has: the modules and the targets that the wheel does not install."""
+"""Modules and make targets that exist only in a checkout, since the wheel doesn't install them."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -48,7 +48,7 @@ def named(block: Block) -> str:
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter of the tiny model, as a run saves it."""
+    """Create an adapter of the tiny model, as a run saves it."""
     folder = tmp_path_factory.mktemp("run") / "adapter"
 
     async def save() -> None:
@@ -72,7 +72,7 @@ async def run_block(block: Block, namespace: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("guide", RUN)
-def test_the_blocks_of_a_guide_run_in_their_order(
+def test_the_blocks_of_a_guide_run_in_order(
     guide: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, adapter: Path
 ) -> None:
     for package in PACKAGES.get(guide, ()):
@@ -106,7 +106,7 @@ def test_every_page_with_blocks_is_one_whose_blocks_run() -> None:
 
 
 @pytest.mark.parametrize("block", ALL, ids=named)
-def test_each_block_compiles_and_names_what_there_is(block: Block) -> None:
+def test_each_block_compiles_and_names_only_what_exists(block: Block) -> None:
     for package in PACKAGES.get(block.guide, ()):
         pytest.importorskip(package, reason=f"needs the package {package}")
     tree = block.tree()
@@ -115,11 +115,11 @@ def test_each_block_compiles_and_names_what_there_is(block: Block) -> None:
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("agentgym"):
             importlib.import_module(node.module)
             missing += [alias.name for alias in node.names if not is_there(f"{node.module}.{alias.name}")]
-    assert not missing, f"{named(block)} names what agentgym does not have: {missing}"
+    assert not missing, f"{named(block)} uses names that agentgym does not have: {missing}"
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: str(guide.relative_to(ROOT)))
-def test_the_names_in_a_guides_text_are_there(guide: Path) -> None:
+def test_the_names_in_a_guides_text_exist(guide: Path) -> None:
     for package in PACKAGES.get(guide.name, ()):
         pytest.importorskip(package, reason=f"needs the package {package}")
     missing = [name for name in NAME.findall(guide.read_text()) if not is_there(name.removesuffix(".py"))]
@@ -127,7 +127,7 @@ def test_the_names_in_a_guides_text_are_there(guide: Path) -> None:
 
 
 def is_there(name: str) -> bool:
-    """Whether `ag.X`, or a module of agentgym or something in one, is there under this name."""
+    """Return whether the name exists: `ag.X`, a module of agentgym, or an attribute of one."""
     module, *rest = name.replace("ag.", "agentgym.", 1).split(".") if name.startswith("ag.") else name.split(".")
     found: Any = importlib.import_module(module)
     for part in rest:
@@ -140,7 +140,7 @@ def is_there(name: str) -> bool:
     return True
 
 
-def test_an_evaluation_that_is_shown_is_of_an_env_that_a_reader_has() -> None:
+def test_the_evaluation_guide_uses_envs_that_a_reader_has() -> None:
     guide = (DOCS / "evaluation.md").read_text()
     named = set(re.findall(r"^agentgym eval (\S+)", guide, re.MULTILINE))
     assert named
@@ -148,32 +148,32 @@ def test_an_evaluation_that_is_shown_is_of_an_env_that_a_reader_has() -> None:
 
 
 @pytest.mark.parametrize("text", NOT_RUN)
-def test_each_reason_for_a_block_that_is_not_run_belongs_to_one_block(text: str) -> None:
+def test_each_reason_for_not_running_a_block_belongs_to_one_block(text: str) -> None:
     held = [named(block) for block in ALL if text in block.text and block.guide in RUN]
     assert len(held) == 1, held
 
 
 @pytest.mark.parametrize("guide", [ROOT / "README.md", *GUIDES], ids=lambda guide: str(guide.relative_to(ROOT)))
-def test_an_adapter_is_where_a_run_writes_it(guide: Path) -> None:
+def test_adapter_paths_in_the_docs_are_those_that_a_run_writes(guide: Path) -> None:
     wrong = [path for path in ADAPTER.findall(guide.read_text()) if not re.fullmatch(r"runs/\w+/TIME/adapter", path)]
     assert not wrong, "a run writes runs/RECIPE/TIME/adapter"
 
 
 @pytest.mark.parametrize("guide", sorted(DOCS.glob("*.md")), ids=lambda guide: str(guide.relative_to(ROOT)))
-def test_what_only_a_checkout_has_is_said_to_be_of_a_checkout(guide: Path) -> None:
+def test_parts_that_exist_only_in_a_checkout_are_marked_as_such(guide: Path) -> None:
     sections = re.split(r"^(?=## )", guide.read_text(), flags=re.MULTILINE)
     silent = [part.partition("\n")[0] for part in sections if IN_A_CHECKOUT.search(part) and "checkout" not in part]
     assert not silent or "checkout" in sections[0], silent
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: str(guide.relative_to(ROOT)))
-def test_the_links_of_a_guide_lead_somewhere(guide: Path) -> None:
+def test_the_links_of_a_guide_work(guide: Path) -> None:
     wrong = [target for target in LINK.findall(guide.read_text()) if not leads_somewhere(guide, target)]
     assert not wrong
 
 
 def leads_somewhere(guide: Path, target: str) -> bool:
-    """Whether a link leads to a file, and to the heading that it names; links to other hosts are not followed."""
+    """Return whether a link's file and heading exist; links to other hosts are not followed."""
     if target.startswith(("https://", "http://")):
         return True
     path, _, heading = target.partition("#")
@@ -182,6 +182,6 @@ def leads_somewhere(guide: Path, target: str) -> bool:
 
 
 def headings(guide: Path) -> set[str]:
-    """The headings of a guide as links name them."""
+    """Return the headings of a guide as links spell them."""
     lines = re.findall(r"^#+ (.*)$", guide.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}

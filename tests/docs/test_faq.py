@@ -1,4 +1,4 @@
-"""The page of questions: each message that it quotes is one that the code writes."""
+"""The FAQ: each message that it quotes occurs in the code."""
 
 import ast
 import re
@@ -12,14 +12,14 @@ from tests.docs.blocks import DOCS, ROOT
 PAGE = (DOCS / "faq.md").read_text()
 QUOTED = re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE)
 TABLES = [(DOCS / "docker.md", r"^\| `([^`]+)` \|")]
-"""Other pages that quote messages, and where."""
+"""Other pages that quote messages, and the pattern that finds the messages."""
 HOLE = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""What stands in a text of the code for a value that is put in."""
+"""Placeholder for an interpolated value in a message."""
 
 
 @cache
 def texts() -> tuple[str, ...]:
-    """Every text of the library's code, with a mark for each value that is put in."""
+    """Return every string in the library's code, with a placeholder for each interpolated value."""
     found: list[str] = []
     for path in (ROOT / "agentgym").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -31,12 +31,12 @@ def texts() -> tuple[str, ...]:
 
 
 def part_of(node: ast.expr) -> str:
-    """A part of an f-string: its text, or the mark."""
+    """Return the text of an f-string's part, or the placeholder."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else HOLE
 
 
 def written(message: str) -> bool:
-    """Whether a text of the code holds the message, with anything in the place of each `...`."""
+    """Return whether a string in the code contains the message; each `...` matches any text."""
     pattern = re.compile(".*".join(re.escape(part) for part in message.split("...")), re.DOTALL)
     return any(pattern.search(text) for text in texts())
 
@@ -46,16 +46,16 @@ def test_the_page_has_messages() -> None:
 
 
 @pytest.mark.parametrize("message", QUOTED)
-def test_a_quoted_message_is_in_the_code(message: str) -> None:
+def test_each_quoted_message_is_in_the_code(message: str) -> None:
     assert written(message)
 
 
 @pytest.mark.parametrize(("page", "row"), TABLES, ids=lambda value: value.name if isinstance(value, Path) else "")
-def test_a_message_in_a_table_is_in_the_code(page: Path, row: str) -> None:
+def test_each_message_in_a_table_is_in_the_code(page: Path, row: str) -> None:
     found = re.findall(row, page.read_text(), re.MULTILINE)
     assert found
     assert [message for message in found if not written(message)] == []
 
 
-def test_a_message_that_nobody_writes_is_noticed() -> None:
+def test_a_message_that_is_not_in_the_code_is_detected() -> None:
     assert not written("the moon is not ... enough")

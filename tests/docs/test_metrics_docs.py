@@ -1,4 +1,4 @@
-"""The page of metrics: it has every metric that real runs write, and names none that the code does not write."""
+"""The page of metrics: it has every metric that real runs write, and no others."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from tests.docs.blocks import DOCS, ROOT
 
 PAGE = (DOCS / "metrics.md").read_text()
 NAMED = [name for row in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)]
-"""The metrics of the page's tables; words in capitals stand for a name."""
+"""The metrics in the page's tables; words in capitals are placeholders for names."""
 ELSEWHERE = {
     "engine/.*": "SGLang servers",
     "cluster/.*": "a Ray cluster",
@@ -22,7 +22,7 @@ ELSEWHERE = {
     "rollout/branch.*": "branches",
     "rollout/held_seconds": "a batch that leaves rollouts in play",
 }
-"""Metrics of the page that no run of this test writes, and what it would take."""
+"""Metrics of the page that no run in this test writes, and what they require."""
 SMALL = ag.RunConfig(
     recipe="small",
     env="tests.docs.metrics_env:Look",
@@ -45,7 +45,7 @@ def pattern(name: str) -> re.Pattern[str]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The metrics of three real runs: a mixture that is asynchronous, one with a teacher, and one with a critic."""
+    """Return the metrics of three real runs: an asynchronous mixture, one with a teacher, and one with a critic."""
     folder = tmp_path_factory.mktemp("runs")
     envs = {"tests.docs.metrics_env:Look": 1.0, "tests.docs.metrics_env:Fails": 1.0}
     runs = [
@@ -66,13 +66,13 @@ def test_every_metric_that_a_run_writes_is_on_the_page(written: set[str]) -> Non
     assert sorted(name for name in written if not any(pattern(known).fullmatch(name) for known in NAMED)) == []
 
 
-def test_every_metric_of_the_page_is_written(written: set[str]) -> None:
+def test_every_metric_on_the_page_is_written(written: set[str]) -> None:
     known = [name for name in NAMED if not any(re.fullmatch(other, name) for other in ELSEWHERE)]
     assert sorted(name for name in known if not any(pattern(name).fullmatch(found) for found in written)) == []
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if any(re.fullmatch(one, name) for one in ELSEWHERE)])
-def test_a_metric_that_these_runs_lack_is_in_the_code(name: str) -> None:
+def test_metrics_that_these_runs_lack_are_in_the_code(name: str) -> None:
     part = re.sub(r"^\w+/|[A-Z]+$", "", name) or name.partition("/")[0]
     code = "".join(path.read_text() for path in (ROOT / "agentgym").rglob("*.py"))
     assert re.search(rf"\b{re.escape(part)}", code)

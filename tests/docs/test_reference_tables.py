@@ -1,4 +1,4 @@
-"""Tables of the docs that mirror the code: extras, packages, and the types of a token's life."""
+"""Tables in the docs that mirror the code: extras, packages, and the types from token to training."""
 
 import ast
 import importlib
@@ -12,13 +12,13 @@ from tests.docs.blocks import DOCS, ROOT
 TYPES = re.findall(r"^\| `(\w+)` \| `(agentgym[\w.]*)` \|", (DOCS / "concepts/token.md").read_text(), re.MULTILINE)
 
 
-def test_the_extras_are_those_of_the_project() -> None:
+def test_the_extras_are_those_in_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = set(re.findall(r"^\| `agentgym-kit\[(\w+)\]`", (DOCS / "installation.md").read_text(), re.MULTILINE))
     assert named == set(project["optional-dependencies"]) - {"bench"}
 
 
-def test_the_map_has_every_package_in_the_order_of_imports() -> None:
+def test_the_map_has_every_package_in_import_order() -> None:
     house = ast.parse((ROOT / "tests/test_house.py").read_text())
     [order] = [
         ast.literal_eval(node.value)
@@ -29,10 +29,10 @@ def test_the_map_has_every_package_in_the_order_of_imports() -> None:
     assert drawn == [room for room in order if "." not in room]
 
 
-def test_the_types_are_listed() -> None:
+def test_the_types_are_in_the_table() -> None:
     assert len(TYPES) >= 10
 
 
 @pytest.mark.parametrize(("name", "module"), TYPES)
-def test_each_type_is_defined_in_the_module_of_its_row(name: str, module: str) -> None:
+def test_each_type_is_defined_in_the_module_that_its_row_names(name: str, module: str) -> None:
     assert getattr(importlib.import_module(module), name).__module__ == module

@@ -1,4 +1,4 @@
-"""The promises of the sandbox's README: each names tests that exist, and no file of tests is left without a promise."""
+"""The promises in the sandbox's README: each names existing tests, and no test file is forgotten."""
 
 import re
 from pathlib import Path
@@ -24,11 +24,11 @@ WITHOUT_A_PROMISE = {
     "test_tls.py": "engines over TLS",
     "test_wire.py": "frames",
 }
-"""Files of tests that hold what the code of a sandbox cannot break by intent, with what they are about."""
+"""Test files about things that code in a sandbox can't break on purpose, with their topics."""
 
 
 def functions(path: str) -> list[str]:
-    """The names of the test functions of a file."""
+    """Return the names of a file's test functions."""
     return re.findall(r"^(?:async )?def (test_\w+)", (TESTS / path).read_text(), re.MULTILINE)
 
 
@@ -40,12 +40,12 @@ def test_the_table_has_rows() -> None:
 @pytest.mark.parametrize(("promise", "name"), NAMED, ids=[name for _, name in NAMED])
 def test_every_promise_names_one_test(promise: str, name: str) -> None:
     path, colon, part = name.partition(": ")
-    assert colon, f"{promise}: name a test of {path}"
+    assert colon, f"{promise}: name a test in {path}"
     found = [function for function in functions(path) if part in function]
-    assert len(found) == 1, f"{promise}: {part!r} is part of {found} in {path}"
+    assert len(found) == 1, f"{promise}: expected {part!r} in exactly one test name, got {found} in {path}"
 
 
-def test_every_file_of_tests_is_named_by_a_promise_or_has_none() -> None:
+def test_every_test_file_has_a_promise_or_is_listed_without_one() -> None:
     files = {str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")}
     named = {name.partition(": ")[0] for _, name in NAMED}
     assert files - named == set(WITHOUT_A_PROMISE)

@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, fetches nothing from elsewhere, and has every page."""
+"""The documentation site: it builds without a warning, fetches nothing from other hosts, and has every page."""
 
 import os
 import re
@@ -13,12 +13,12 @@ from tests.docs.blocks import DOCS, ROOT
 
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 NAV = re.findall(r"[\w/-]+\.md", CONFIG.partition("\nnav:\n")[2])
-"""The pages of the site's navigation."""
+"""The pages in the site's navigation."""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site."""
+    """Build the site and return its folder."""
     pytest.importorskip("mkdocs", reason="needs the extra docs")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "--quiet", "build", "--strict", "--site-dir", str(folder)]
@@ -42,7 +42,7 @@ def test_every_page_of_the_navigation_is_built(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
+def test_no_page_fetches_anything_from_another_host(site: Path) -> None:
     fetched = re.compile(r"<(?:script|link|img|iframe|source|video)\b[^>]*?(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
     found = {path.name: fetched.findall(path.read_text()) for path in site.rglob("*.html")}
     assert {name: tags for name, tags in found.items() if tags} == {}
@@ -51,7 +51,7 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_commands_has_the_help_of_each(site: Path) -> None:
+def test_the_page_of_commands_has_the_help_of_each_command(site: Path) -> None:
     page = (site / "reference/commands.html").read_text()
     for name in COMMANDS:
         assert f"agentgym {name}" in page
@@ -59,7 +59,7 @@ def test_the_page_of_commands_has_the_help_of_each(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_settings_has_docstrings_and_defaults(site: Path) -> None:
+def test_the_settings_page_has_docstrings_and_defaults(site: Path) -> None:
     page = (site / "reference/settings.html").read_text()
     for part in ("lora_rank", "Rank of the LoRA adapter.", "group_size", "memory_mb"):
         assert part in page
@@ -67,7 +67,7 @@ def test_the_page_of_settings_has_docstrings_and_defaults(site: Path) -> None:
 
 @pytest.mark.parametrize("page", ["environments", "rollouts", "engines", "training", "evaluation", "testing"])
 @pytest.mark.slow
-def test_a_page_of_the_library_has_docstrings(site: Path, page: str) -> None:
+def test_the_library_pages_have_docstrings(site: Path, page: str) -> None:
     text = (site / f"reference/api/{page}.html").read_text()
     assert text.count('class="doc doc-object') > 5
 

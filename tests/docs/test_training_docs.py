@@ -51,7 +51,7 @@ played = [await ag.rollout(Pointers, Pointers.tasks("train")[0], Scripted([say("
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a reader who has followed the README."""
+    """Create the folder of a reader who has followed the README."""
     made = tmp_path_factory.mktemp("reader")
     write_walkthrough_files(made)
     sys.path.insert(0, str(made))
@@ -89,8 +89,8 @@ def test_a_page_stays_short(page: str) -> None:
 
 @pytest.mark.slow
 @needs_sandbox
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
-async def test_the_blocks_run_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT uses the old name
+async def test_the_blocks_run_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"ag": ag, "__name__": "docs"}
     for block in BLOCKS:

@@ -1,4 +1,4 @@
-"""The tutorial: its commands run in their order in an empty folder, from the wheel, and print what it shows."""
+"""The tutorial: its commands, run in order from the wheel in an empty folder, print the output that the page shows."""
 
 import json
 import re
@@ -17,14 +17,14 @@ from tests.docs.blocks import DOCS, ROOT, blocks_of
 
 PAGE = (DOCS / "tutorial.md").read_text()
 SMALL = "--max-steps 2 --prompts-per-step 2 --group-size 4"
-"""What makes the run short; the page's own is run by the slow test."""
+"""Flags that make the run short; the slow test uses the page's own."""
 NEXT = 6
-"""The lines behind a run that say where to look."""
+"""The number of lines after a run that suggest where to look next."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A command of the page, and what the page shows of its output."""
+    """A command on the page, and the output that the page shows for it."""
 
     command: str
     lines: list[str]
@@ -35,11 +35,11 @@ class Shown:
         return "".join(f"{line[2:]}\n" for line in self.lines if line.startswith("> "))
 
     def pattern(self, steps: int) -> str:
-        """A pattern of the output, for a run of so many steps."""
+        """Return a regular expression for the output of a run of this many steps."""
         text = re.escape("\n".join(self.lines)).replace(r"\.\.\.", r"[\s\S]*?")
         if not self.command.startswith("agentgym train"):
             return text
-        if steps < 20:  # too few to learn in all cases; the lines below the verdict stand as far in as it is long
+        if steps < 20:  # too few steps to learn reliably; the lines below the verdict are indented by its length
             text = text.replace(r"learned:\ ", r"(?:learned|reward\ unchanged|reward\ fell):\ ").replace(
                 r"\ " * 9, r"\ +"
             )
@@ -47,13 +47,13 @@ class Shown:
 
 
 def shown() -> list[Shown]:
-    """The commands of the page in their order."""
+    """Return the page's commands in order."""
     blocks = re.findall(r"^```console\n\$ (.*)\n([\s\S]*?)^```", PAGE, re.MULTILINE)
     return [Shown(command, output.splitlines()) for command, output in blocks]
 
 
 def follow(folder: Path, installed: Installed, *, train: str, steps: int) -> dict[str, object]:
-    """Run every command of the page in the folder and compare its output; return the summary of the run."""
+    """Run every command of the page in the folder and compare its output; return the run's summary."""
     summary: dict[str, object] = {}
     time = "TIME"
     for one in shown():
@@ -76,7 +76,7 @@ def follow(folder: Path, installed: Installed, *, train: str, steps: int) -> dic
 
 
 def served(folder: Path, installed: Installed, command: str) -> str:
-    """Start the command, ask for the page at the address that it prints, end it by Ctrl-C; return what it printed."""
+    """Start the command, fetch the page at the address that it prints, and end it with Ctrl-C; return its output."""
     with installed.start(*shlex.split(command), cwd=folder) as serving:
         assert serving.stdout is not None
         address = serving.stdout.readline().strip()
@@ -94,32 +94,32 @@ def served(folder: Path, installed: Installed, command: str) -> str:
     return address
 
 
-def test_its_commands_are_those_of_a_whole_way() -> None:
+def test_the_commands_cover_all_steps_from_new_to_eval() -> None:
     words = [one.command.split()[:2] for one in shown()]
     named = [second for first, second in words if first == "agentgym"]
     assert named == ["new", "check", "play", "train", "show", "eval", "view", "report"]
 
 
-def test_its_commands_print_what_is_shown(tmp_path: Path, installed: Installed) -> None:
+def test_the_commands_print_the_output_on_the_page(tmp_path: Path, installed: Installed) -> None:
     summary = follow(tmp_path, installed, train=f"agentgym train hello {SMALL}", steps=2)
     assert summary["optimizer_steps"] is not None
     assert "</html>" in (tmp_path / "report/report.html").read_text()
 
 
 @pytest.mark.slow
-def test_the_run_of_the_page_learns_what_it_says(tmp_path: Path, installed: Installed) -> None:
+def test_the_run_on_the_page_learns_as_shown(tmp_path: Path, installed: Installed) -> None:
     summary = follow(tmp_path, installed, train="agentgym train hello", steps=20)
     assert isinstance(summary["eval_after"], float)
     assert summary["eval_after"] >= 0.9
 
 
-def test_the_env_that_it_shows_is_the_one_that_is_made() -> None:
+def test_the_env_on_the_page_is_the_one_that_new_creates() -> None:
     [block] = blocks_of(DOCS / "tutorial.md")
     made = renamed((ROOT / "templates/tool/env.py").read_text(), "tool", "hello")
     assert made.partition("\n\n")[2] == block.text
 
 
-def test_the_finding_that_it_shows_is_in_the_tests_of_check() -> None:
+def test_the_finding_on_the_page_is_expected_by_the_tests_of_check() -> None:
     finding = PAGE.partition("`return 1.0`, and it says:\n\n```text\n")[2].partition("```")[0].splitlines()
     tests = (ROOT / "tests/cli/test_check.py").read_text()
     assert len(finding) == 3

@@ -1,4 +1,4 @@
-"""The walkthrough's files run as they are printed, from the wheel, in an empty folder and without the checkout."""
+"""The walkthrough's files run as printed, from the wheel, in an empty folder and without the checkout."""
 
 import json
 import re
@@ -14,7 +14,7 @@ PAGE = DOCS / "walkthrough.md"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the walkthrough's files, as a reader would save them."""
+    """Create a folder with the walkthrough's files, as a reader would save them."""
     folder = tmp_path_factory.mktemp("walkthrough")
     write_walkthrough_files(folder)
     return folder
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path, installed: Installed) -> tuple[Path, set[str]]:
-    """The folder of two small steps of the recipe, and the names of the files in it.
+    """Run two small steps of the recipe; return the run's folder and the names of the files in it.
 
     If the machine has no sandbox, the tiny model's code runs without one.
     """
@@ -46,17 +46,17 @@ def run(folder: Path, installed: Installed) -> tuple[Path, set[str]]:
 
 @pytest.fixture(scope="module")
 def run_folder(run: tuple[Path, set[str]]) -> Path:
-    """The folder of the run; readers of its store may have left files of their own in it."""
+    """Return the run's folder, which may contain additional files from readers of its store."""
     return run[0]
 
 
-def test_the_installed_library_is_the_wheels(folder: Path, installed: Installed) -> None:
+def test_the_installed_library_comes_from_the_wheel(folder: Path, installed: Installed) -> None:
     done = installed.run("python", "-c", "import agentgym; print(agentgym.__file__)", cwd=folder)
     assert Path(done.stdout.strip()).is_relative_to(installed.folder)
 
 
 @needs_sandbox
-def test_the_environments_tests_pass_without_a_configuration(folder: Path, installed: Installed) -> None:
+def test_the_environments_tests_pass_without_configuration(folder: Path, installed: Installed) -> None:
     done = installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder)
     assert "3 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
     assert "arning" not in done.stdout
@@ -68,7 +68,7 @@ def test_the_recipe_lists_its_settings(folder: Path, installed: Installed) -> No
     assert "--train.lr" in done.stdout
 
 
-def test_the_recipe_trains_and_leaves_the_files_of_the_table(run: tuple[Path, set[str]]) -> None:
+def test_the_recipe_trains_and_leaves_the_files_in_the_table(run: tuple[Path, set[str]]) -> None:
     files = set(
         re.findall(
             r"^\| `([\w./]+)` \|", PAGE.read_text().partition("## Its recipe")[2].partition("\n## ")[0], re.MULTILINE
@@ -78,7 +78,9 @@ def test_the_recipe_trains_and_leaves_the_files_of_the_table(run: tuple[Path, se
     assert {name.rstrip("/") for name in files} == run[1]
 
 
-def test_what_was_trained_can_be_read_in_the_terminal(folder: Path, run_folder: Path, installed: Installed) -> None:
+def test_the_trained_rollouts_can_be_shown_in_the_terminal(
+    folder: Path, run_folder: Path, installed: Installed
+) -> None:
     done = installed.run("agentgym", "show", str(run_folder), "--worst", "3", cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "What is the value?" in done.stdout

@@ -1,4 +1,4 @@
-"""A rollout's env is closed when the threads of its plain tools and rewards have ended, or after a grace."""
+"""A rollout's env is closed after the threads of its plain tools and rewards have ended, or after a grace period."""
 
 import asyncio
 import sqlite3
@@ -17,15 +17,15 @@ TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 class Ward(ag.ToolEnv[ag.Task]):
-    """A tool that waits inside one call of C until the test lets it go, and a diary of what ended when."""
+    """An env whose tool waits in a C call until the test releases it, and which records what ended in which order."""
 
     made: "list[Ward]"
 
     entered: "asyncio.Future[Ward]"
-    """The first one that is inside its tool."""
+    """Resolves to the first instance that is inside its tool."""
 
     begun = False
-    """Whether a call of its tool has begun its work."""
+    """Whether a call of its tool has started working."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -44,7 +44,7 @@ class Ward(ag.ToolEnv[ag.Task]):
             self.begun = True
             self.loop.call_soon_threadsafe(self.enter)
             self.free.wait()
-        except threads.Interrupted:  # It came before the call of C was begun.
+        except threads.Interrupted:  # The interrupt came before the C call started.
             self.loop.call_soon_threadsafe(self.enter)
             self.free.wait()
         finally:
@@ -57,17 +57,17 @@ class Ward(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     def operate(self) -> str:
-        """Work for as long as it takes."""
+        """Work until it is released."""
         return self.work()
 
     @ag.tool(timeout_s=0.01)
     def operate_late(self) -> str:
-        """Work for longer than it may."""
+        """Work past the time limit."""
         return self.work()
 
     @ag.tool
     async def release(self) -> str:
-        """Let the work go."""
+        """Release the work."""
         self.free.set()
         return "released"
 
@@ -85,12 +85,12 @@ def ward() -> type[Ward]:
 
 
 def late(env: type[Ward]) -> Callable[[str], Reply]:
-    """A script that operates past the limit: again where the thread had not begun by then, which is no operation."""
+    """Return a script that calls the tool past its limit, and calls it again if the thread had not started in time."""
     return lambda text: say("done") if env.made[0].begun else call("operate_late")
 
 
 async def begin(env: type[Ward], script: Any) -> tuple["asyncio.Task[ag.Rollout]", Ward]:
-    """A rollout that is inside its plain tool."""
+    """Start a rollout, and return its task and its env once the plain tool is running."""
     current_usage = asyncio.create_task(ag.rollout(env, TASK, Scripted(script)))
     return current_usage, await env.entered
 
@@ -101,7 +101,9 @@ async def turns_of_the_loop(count: int = 50) -> None:
 
 
 @pytest.mark.parametrize("cancellations", [1, 3])
-async def test_a_cancelled_rollout_is_closed_behind_the_thread_of_its_tool(cancellations: int, no_leaks: None) -> None:
+async def test_a_cancelled_rollout_is_closed_after_its_tools_thread_has_ended(
+    cancellations: int, no_leaks: None
+) -> None:
     current_usage, env = await begin(ward(), [call("operate"), say("done")])
     for _ in range(cancellations):
         current_usage.cancel()
@@ -113,7 +115,7 @@ async def test_a_cancelled_rollout_is_closed_behind_the_thread_of_its_tool(cance
     assert env.diary == ["work ended", "closed"]
 
 
-async def test_a_rollout_that_ended_is_closed_behind_a_tool_that_timed_out(no_leaks: None) -> None:
+async def test_a_finished_rollout_is_closed_after_its_timed_out_tool_has_ended(no_leaks: None) -> None:
     kind = ward()
     current_usage, env = await begin(kind, late(kind))
     await env.answered.wait()
@@ -124,13 +126,13 @@ async def test_a_rollout_that_ended_is_closed_behind_a_tool_that_timed_out(no_le
     assert env.diary == ["work ended", "closed"]
 
 
-async def test_a_tool_that_ends_in_time_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tool_that_ends_in_time_delays_nothing(caplog: pytest.LogCaptureFixture) -> None:
     env = ward()
     rollout = await ag.rollout(env, TASK, Scripted([call("release"), call("operate"), say("done")]))
     assert (rollout.error, env.made[0].diary, caplog.records) == (None, ["work ended", "closed"], [])
 
 
-async def test_a_thread_that_goes_on_after_the_grace_is_named_and_the_env_is_closed(
+async def test_a_thread_that_outlives_the_grace_period_is_named_and_the_env_is_closed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(threads, "GRACE_S", 0.02)
@@ -147,7 +149,7 @@ async def test_a_thread_that_goes_on_after_the_grace_is_named_and_the_env_is_clo
     env.free.set()
 
 
-async def test_the_threads_of_a_kid_are_its_rollouts() -> None:
+async def test_a_sub_agents_threads_belong_to_its_rollout() -> None:
     class Delegating(Ward):
         @ag.tool
         async def delegate(self) -> str:
@@ -166,7 +168,7 @@ async def test_the_threads_of_a_kid_are_its_rollouts() -> None:
     assert env.diary == ["work ended", "closed"]
 
 
-async def test_a_data_base_is_closed_by_nobody_who_still_reads_it() -> None:
+async def test_a_database_is_not_closed_while_a_thread_reads_it() -> None:
     class Library(ag.ToolEnv[ag.Task]):
         begun: asyncio.Event
 
@@ -198,7 +200,7 @@ async def test_a_data_base_is_closed_by_nobody_who_still_reads_it() -> None:
         assert current_usage.cancelled()
 
 
-async def test_an_env_that_never_called_its_bases_constructor_is_closed_too() -> None:
+async def test_an_env_that_skips_its_bases_constructor_is_also_closed() -> None:
     class Bare(ag.Env[ag.Task]):
         closed = False
 

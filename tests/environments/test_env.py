@@ -52,14 +52,14 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registry", {})
 
 
-async def test_rewards_plain_and_async_are_weighted_and_inherited() -> None:
+async def test_plain_and_async_rewards_are_weighted_and_inherited() -> None:
     assert rewards_of(Quiz) == {"plain": 1.0, "slow": 0.5, "errors": -1}
     scores = await Quiz(TASK).score()
     assert scores == {"plain": 1.0, "slow": 3.0, "errors": 0.0}
     assert total(Quiz, scores | {"errors": 1.0, "added": 4.0}) == 1.0 + 1.5 - 1.0 + 4.0
 
 
-async def test_an_answer_without_a_call_ends_the_rollout_and_leaves_the_score_to_who_plays_it() -> None:
+async def test_an_answer_without_a_call_ends_the_rollout_and_step_does_not_score_it() -> None:
     env = Quiz(TASK)
     messages, reward, terminated, truncated, info = await env.step(say("42"))
     assert (messages, reward, terminated, truncated) == ([], 0.0, True, False)
@@ -80,7 +80,7 @@ async def test_every_call_of_a_turn_is_answered_in_order_with_its_id() -> None:
     assert not result.terminated
 
 
-async def test_stop_ends_the_turn_where_it_stands() -> None:
+async def test_stop_ends_the_turn_immediately() -> None:
     env = Quiz(TASK)
     result = await env.step(calls(("look", {}), ("submit", {}), ("look", {})))
     assert result.terminated
@@ -88,7 +88,7 @@ async def test_stop_ends_the_turn_where_it_stands() -> None:
     assert env.metrics["tool_calls"] == 2
 
 
-async def test_calls_errors_and_malformed_calls_are_counted_apart() -> None:
+async def test_calls_errors_and_malformed_calls_are_counted_separately() -> None:
     env = Quiz(TASK)
     await env.step(call("look"))
     await env.step(call("lok"))
@@ -96,7 +96,7 @@ async def test_calls_errors_and_malformed_calls_are_counted_apart() -> None:
     assert (await env.score())["errors"] == 1
 
 
-async def test_a_call_reaches_a_tool_or_is_malformed_and_what_the_model_made_up_names_no_metric() -> None:
+async def test_a_call_reaches_a_tool_or_is_malformed_and_unknown_names_are_no_metrics() -> None:
     env = Quiz(TASK)
     broken = call("look")
     broken["tool_calls"][0]["function"]["arguments"] = "{oops"
@@ -105,13 +105,13 @@ async def test_a_call_reaches_a_tool_or_is_malformed_and_what_the_model_made_up_
     assert env.metrics == {"tool_calls": 2, "malformed_calls": 3, "tool_errors": 4, "tool_errors/fail": 1}
 
 
-async def test_the_tools_are_shown_and_the_prompt_is_the_task() -> None:
+async def test_the_tools_are_offered_and_the_prompt_is_the_tasks() -> None:
     env = Quiz(TASK)
     assert [tool["function"]["name"] for tool in env.tools] == ["look", "fail", "submit"]
     assert await env.reset(seed=1) == (list(TASK.prompt), {})
 
 
-async def test_an_env_is_set_up_when_it_is_reset_and_what_fails_there_names_it() -> None:
+async def test_setup_runs_at_reset_and_its_errors_are_named() -> None:
     class Prepared(Quiz):
         ready, divisor = 0, 1
 
@@ -126,7 +126,7 @@ async def test_an_env_is_set_up_when_it_is_reset_and_what_fails_there_names_it()
         await env.reset(seed=1)
 
 
-async def test_what_a_reset_writes_into_the_prompt_stays_with_its_rollout() -> None:
+async def test_changes_to_the_prompt_in_reset_stay_in_the_rollout() -> None:
     first, _ = await Quiz(TASK).reset()
     first[0]["content"] += " Think first."
     again, _ = await Quiz(TASK).reset()
@@ -134,7 +134,7 @@ async def test_what_a_reset_writes_into_the_prompt_stays_with_its_rollout() -> N
     assert "Think" not in again[0]["content"]
 
 
-async def test_what_a_reset_writes_into_a_call_of_the_prompt_stays_with_its_rollout() -> None:
+async def test_changes_to_a_call_in_the_prompt_in_reset_stay_in_the_rollout() -> None:
     task = ag.Task(id="t", prompt=({"role": "user", "content": "?"}, call("look", at=1)))
     first, _ = await Quiz(task).reset()
     first[1]["tool_calls"][0]["function"]["arguments"]["at"] = 2  # type: ignore[index]
@@ -145,12 +145,12 @@ async def test_what_a_reset_writes_into_a_call_of_the_prompt_stays_with_its_roll
 @pytest.mark.parametrize(
     ("field", "value"), [("turns", None), ("turns", 2.5), ("seconds", float("nan")), ("seconds", None), ("tokens", "9")]
 )
-def test_a_limit_that_is_no_number_names_its_field(field: str, value: Any) -> None:
+def test_a_limit_that_is_not_a_number_is_refused_by_field(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be a"):
         ag.Limits(**{field: value})
 
 
-async def test_the_lower_floor_has_no_tools_no_score_and_asks_for_a_step() -> None:
+async def test_a_bare_env_has_no_tools_and_no_score_and_must_define_step_and_tasks() -> None:
     env = ag.Env(TASK)
     assert env.tools == []
     assert await env.score() == {}
@@ -160,7 +160,7 @@ async def test_the_lower_floor_has_no_tools_no_score_and_asks_for_a_step() -> No
         ag.Env.tasks("train")
 
 
-def test_an_env_without_a_sandbox_has_no_sandbox_and_says_how_to_get_one() -> None:
+def test_an_env_without_a_sandbox_says_how_to_get_one() -> None:
     with pytest.raises(EnvError, match="Quiz has no sandbox: declare `sandbox"):
         Quiz(TASK).sandbox.digest  # noqa: B018
     env = Quiz(TASK)
@@ -174,14 +174,14 @@ def test_a_registered_env_is_found_by_name() -> None:
     assert list(registered()) == [("quiz", Quiz)]
 
 
-def test_two_envs_of_one_name_are_an_error_and_a_module_run_twice_is_not() -> None:
+def test_two_envs_with_the_same_name_are_an_error_but_reruns_of_a_module_are_not() -> None:
     ag.register("quiz")(Quiz)
     ag.register("quiz")(type("Quiz", (Quiz,), {"__module__": Quiz.__module__}))
     with pytest.raises(ValueError, match=r"^register: 'quiz' is already registered as .*Quiz$"):
         ag.register("quiz")(Base)
 
 
-def test_an_env_is_found_as_itself_or_as_module_and_class() -> None:
+def test_an_env_is_found_by_class_or_by_module_and_class_name() -> None:
     assert find_env(Quiz) is Quiz
     assert find_env("agentgym.environments.tool_env:ToolEnv") is ag.ToolEnv
 
@@ -195,7 +195,7 @@ def test_an_env_is_found_as_itself_or_as_module_and_class() -> None:
         ("no_such_module:Env", EnvError, "ModuleNotFoundError"),
     ],
 )
-def test_an_env_that_cannot_be_found_is_an_error_that_names_it(name: str, kind: type[Exception], why: str) -> None:
+def test_an_unknown_env_is_an_error_that_names_it(name: str, kind: type[Exception], why: str) -> None:
     ag.register("quiz")(Quiz)
     with pytest.raises(kind, match=why) as raised:
         find_env(name)
@@ -204,7 +204,7 @@ def test_an_env_that_cannot_be_found_is_an_error_that_names_it(name: str, kind: 
 
 @pytest.mark.parametrize("field", ["turns", "seconds", "context_tokens", "turn_tokens"])
 @pytest.mark.parametrize("value", [0, -1])
-def test_a_limit_is_positive(field: str, value: int) -> None:
+def test_limits_must_be_positive(field: str, value: int) -> None:
     change: dict[str, Any] = {field: value}
     with pytest.raises(ValueError, match=f"^{field}: must be (at least 1|above 0), got {value}"):
         ag.Limits(**change)
@@ -213,7 +213,7 @@ def test_a_limit_is_positive(field: str, value: int) -> None:
 @pytest.mark.parametrize(
     ("change", "field"), [({"at": None}, "at"), ({"at": 0.0}, "at"), ({"at": 1.0}, "at"), ({"turns": 0}, "turns")]
 )
-def test_compaction_needs_a_sensible_moment(change: dict[str, Any], field: str) -> None:
+def test_invalid_compaction_settings_are_refused_by_field(change: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
         ag.Compact(**change)
 
@@ -235,7 +235,7 @@ def test_a_slice_of_procedural_tasks_makes_the_same_tasks() -> None:
     assert (tasks[0].id, tasks[-1].id) == ("t10", "t9999999")
 
 
-def test_procedural_tasks_are_made_when_asked_for_and_end() -> None:
+def test_procedural_tasks_are_made_on_demand_and_end() -> None:
     asked: list[int] = []
 
     def watched(index: int) -> ag.Task:
@@ -251,20 +251,20 @@ def test_procedural_tasks_are_made_when_asked_for_and_end() -> None:
 
 
 @pytest.mark.parametrize(("own", "first"), [(False, "Be brief."), (True, "Be kind.")])
-async def test_the_class_gives_the_system_message_where_the_task_has_none(own: bool, first: str) -> None:
+async def test_the_class_provides_the_system_message_if_the_task_has_none(own: bool, first: str) -> None:
     prompt = (ag.Message(role="system", content="Be kind."), *TASK.prompt) if own else TASK.prompt
     env = type("Brief", (Quiz,), {"system": "Be brief."})
     messages, _ = await env(ag.Task(id="t", prompt=prompt)).reset()
     assert messages == [ag.Message(role="system", content=first), *TASK.prompt]
 
 
-def test_an_env_that_declares_no_limits_has_those_that_the_guide_names() -> None:
+def test_an_env_without_limits_has_the_defaults_of_the_guide() -> None:
     assert ag.ToolEnv.limits == ag.Limits(
         turns=20, seconds=600.0, context_tokens=8192, turn_tokens=1024, tokens=None, parallel_calls=16, retries=0
     )
 
 
-def test_a_misspelled_env_is_told_the_nearest_registered_one() -> None:
+def test_a_misspelled_env_gets_the_nearest_registered_name() -> None:
     ag.register("chase")(Quiz)
     with pytest.raises(ValueError, match=r"^env: 'chsae' is not registered \(did you mean 'chase'\?\); import its"):
         registry.find_env("chsae")
@@ -281,13 +281,13 @@ class Clearing(Quiz):
 
     @ag.tool
     async def wipe(self) -> str:
-        """Forget what was counted."""
+        """Clear the counts."""
         self.metrics.clear()
         return "wiped"
 
 
 @pytest.mark.parametrize("env", [Counting, Clearing])
-async def test_an_env_whose_setup_begins_with_metrics_of_its_own_has_its_calls_counted(env: type[Quiz]) -> None:
+async def test_calls_are_counted_if_setup_replaces_or_clears_the_metrics(env: type[Quiz]) -> None:
     rollout = await ag.rollout(env, TASK, Scripted([call("look"), call("fail"), say("done")]))
     assert {name: rollout.metrics[name] for name in ("tool_calls", "tool_errors", "malformed_calls")} == {
         "tool_calls": 2,
@@ -297,12 +297,12 @@ async def test_an_env_whose_setup_begins_with_metrics_of_its_own_has_its_calls_c
     assert rollout.metrics.get("guesses", 2.0) == 2.0
 
 
-async def test_counting_goes_on_where_a_tool_takes_the_metrics_away() -> None:
+async def test_counting_continues_if_a_tool_clears_the_metrics() -> None:
     rollout = await ag.rollout(Clearing, TASK, Scripted([call("look"), call("wipe"), call("fail"), say("done")]))
     assert (rollout.error, rollout.metrics["tool_calls"], rollout.metrics["tool_errors"]) == (None, 2, 1)
 
 
-async def test_metrics_that_are_no_dict_are_named_after_setup() -> None:
+async def test_metrics_that_are_not_a_dict_are_an_error_after_setup() -> None:
     class Wrong(Quiz):
         async def setup(self) -> None:
             self.metrics: Any = None
@@ -312,7 +312,7 @@ async def test_metrics_that_are_no_dict_are_named_after_setup() -> None:
 
 
 @pytest.mark.parametrize("returned", [ag.Stop("nothing to do"), [], 0.0])
-async def test_a_setup_that_returns_anything_is_refused_since_a_rollout_cannot_end_before_its_first_turn(
+async def test_a_setup_that_returns_a_value_is_refused(
     returned: Any,
 ) -> None:
     class Over(Quiz):
@@ -325,7 +325,7 @@ async def test_a_setup_that_returns_anything_is_refused_since_a_rollout_cannot_e
     assert f"Over.setup: returned {returned!r}, but must return None: a rollout begins with a turn" in rollout.error
 
 
-async def test_no_messages_and_a_role_that_no_template_knows_are_refused_with_their_field() -> None:
+async def test_an_empty_prompt_and_an_unknown_role_are_refused_by_field() -> None:
     with pytest.raises(ValueError, match=r"prompt\n.*has no messages; the model needs at least one"):
         ag.Task(id="t", prompt=[])
     message = {"role": "developer", "content": "Be brief."}

@@ -1,4 +1,4 @@
-"""The version and content hash of an env, and where they are kept and shown."""
+"""An env's version and content hash, and where they are stored and shown."""
 
 import json
 import logging
@@ -70,7 +70,7 @@ def content(env: type[ag.Env[ag.Task]]) -> str:
 
 
 @pytest.mark.parametrize("name", ["env.py", "helpers.py", "deeper.py", "words.txt", "more/b.txt", "__init__.py"])
-def test_the_hash_changes_with_the_class_what_it_imports_and_its_data(tmp_path: Path, name: str) -> None:
+def test_the_hash_depends_on_the_class_its_imports_and_its_data(tmp_path: Path, name: str) -> None:
     env = made(tmp_path)
     before = content(env)
     with (tmp_path / "hashed" / name).open("a") as file:
@@ -78,7 +78,7 @@ def test_the_hash_changes_with_the_class_what_it_imports_and_its_data(tmp_path: 
     assert content(env) != before
 
 
-def test_the_hash_is_the_same_elsewhere_and_does_not_hang_on_other_files(tmp_path: Path) -> None:
+def test_the_hash_does_not_depend_on_the_location_or_other_files(tmp_path: Path) -> None:
     env = made(tmp_path)
     before = content(env)
     (tmp_path / "hashed" / "unused.py").write_text("changed")
@@ -92,7 +92,7 @@ def test_the_hash_is_the_same_elsewhere_and_does_not_hang_on_other_files(tmp_pat
     assert content(made(tmp_path / "elsewhere")) == before
 
 
-def test_a_new_file_among_the_data_changes_the_hash_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
+def test_a_new_data_file_changes_the_hash_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     env = made(tmp_path)
     before = content(env)
     (tmp_path / "hashed" / "more" / "c.txt").write_text("c\n")
@@ -104,7 +104,7 @@ def test_a_new_file_among_the_data_changes_the_hash_and_a_missing_one_is_an_erro
         content(env)
 
 
-async def test_an_evaluation_has_the_version_of_its_env_and_of_each_member_of_a_mixture(tmp_path: Path) -> None:
+async def test_an_evaluation_records_the_version_of_its_env_and_mixture_members(tmp_path: Path) -> None:
     env = made(tmp_path)
     result = await ag.evaluate(env, Scripted([say("x")]), n=1)
     assert result.envs == {"Said": EnvVersion(where="hashed.env:Said", version="1.2", sha256=content(env))}
@@ -112,7 +112,7 @@ async def test_an_evaluation_has_the_version_of_its_env_and_of_each_member_of_a_
     assert list(env_versions(both)) == ["one", "two"]
 
 
-async def test_a_run_keeps_it_show_prints_it_and_a_resumed_run_says_that_it_is_another(
+async def test_a_run_stores_the_version_show_prints_it_and_resume_warns_about_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     env, folder = made(tmp_path), tmp_path / "run"

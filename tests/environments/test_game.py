@@ -1,4 +1,4 @@
-"""Games of turns: seats, opponents, illegal moves, forfeits, and whose failure is whose."""
+"""Turn-based games: seats, opponents, illegal moves, forfeits, and whose fault a failure is."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from agentgym.testing import check_env
 
 
 class Count(ag.Game):
-    """Players add 1 or 2 in turn; whoever says `last` wins."""
+    """Players add 1 or 2 in turn; the player who reaches `last` wins."""
 
     rules = "Add 1 or 2."
     forfeit = -1.0
@@ -57,21 +57,21 @@ def shown(rollout: ag.Rollout) -> list[str]:
     ]
 
 
-async def test_the_model_sees_the_game_after_each_opponents_move_and_its_return_is_the_reward() -> None:
+async def test_the_model_sees_the_game_after_each_opponents_move_and_earns_its_return() -> None:
     rollout = await ag.rollout(Count, game(), moves("1", "2"))
     assert shown(rollout) == ["Add 1 or 2.\n\n0 for 0:", "2 for 0: 0+1 1+1", "4 for 0: 0+1 1+1 0+2"]
     assert (rollout.reward, rollout.rewards, rollout.stop_reason) == (1.0, {"outcome": 1.0}, "over")
     assert (rollout.metrics["moves"], rollout.metrics["illegal_moves"]) == (2.0, 0.0)
 
 
-async def test_in_the_second_seat_the_opponent_has_moved_first() -> None:
+async def test_if_the_model_is_second_the_opponent_has_already_moved() -> None:
     rollout = await ag.rollout(Count, game(seat=1), moves("1", "1"))
     assert shown(rollout) == ["Add 1 or 2.\n\n1 for 1: 0+1", "3 for 1: 0+1 1+1 0+1", "4 for 1: 0+1 1+1 0+1 1+1"]
     assert rollout.reward == 1.0
     assert (await ag.rollout(Count, game(seat=1), moves("2"))).reward == -1.0
 
 
-async def test_an_illegal_move_is_answered_and_counted_and_one_too_many_forfeits_the_game() -> None:
+async def test_illegal_moves_get_a_message_and_are_counted_and_too_many_forfeit_the_game() -> None:
     rollout = await ag.rollout(Count, game(), moves("3", "1", "2"))
     assert shown(rollout)[1] == (
         "error: illegal move: 3 is neither 1 nor 2; illegal moves left: 2; one more than that forfeits the game"
@@ -88,7 +88,7 @@ async def test_an_answer_before_the_end_forfeits_the_game(script: list[Reply]) -
 
 
 class Broken(Count):
-    """What raises, hangs or is illegal where the parameter says."""
+    """Raises, hangs or makes an illegal move in the method that the parameter names."""
 
     where = ag.Parameter("play")
     opponent_timeout_s = 0.05
@@ -119,7 +119,7 @@ class Broken(Count):
         ("to_move", r"Broken\.to_move returned 7; it must return None or a player below 2"),
     ],
 )
-async def test_a_failure_of_the_game_or_its_opponent_is_not_the_models(where: str, why: str) -> None:
+async def test_a_failure_of_the_game_or_its_opponent_is_not_blamed_on_the_model(where: str, why: str) -> None:
     rollout = await ag.rollout(Broken.configured(where=where), game(), moves("1"))
     assert rollout.reward is None
     assert rollout.failure is not None
@@ -128,7 +128,7 @@ async def test_a_failure_of_the_game_or_its_opponent_is_not_the_models(where: st
         raise AssertionError(str(rollout.error))
 
 
-async def test_the_opponents_chance_is_of_the_seeds_of_game_and_rollout() -> None:
+async def test_the_opponents_randomness_depends_on_the_games_and_the_rollouts_seeds() -> None:
     drawn: list[float] = []
 
     class Chance(Count):
@@ -142,14 +142,14 @@ async def test_the_opponents_chance_is_of_the_seeds_of_game_and_rollout() -> Non
     assert len(set(drawn)) == 3
 
 
-async def test_an_opponent_may_be_any_callable() -> None:
+async def test_any_callable_can_be_an_opponent() -> None:
     class Other(Count):
         opponent = staticmethod(lambda observation, rng: "2")
 
     assert shown(await ag.rollout(Other, game(), moves("1")))[1] == "3 for 0: 0+1 1+2"
 
 
-def test_the_games_of_a_class_are_of_each_seat_in_turn_and_no_seed_is_in_both_splits() -> None:
+def test_tasks_alternate_seats_and_no_seed_is_in_both_splits() -> None:
     train, test = Count.tasks("train"), Count.tasks("test")
     assert [(task.id, task.seed, task.seat) for task in train[:3]] == [("0", 0, 0), ("1", 1, 1), ("2", 2, 0)]
     assert (train[-1].seed, test[0].seed) == (999_999, 1_000_000)
@@ -157,13 +157,13 @@ def test_the_games_of_a_class_are_of_each_seat_in_turn_and_no_seed_is_in_both_sp
     assert train[0].prompt == ({"role": "user", "content": "Add 1 or 2."},)
 
 
-def test_a_game_that_declares_nothing_has_the_settings_that_the_guide_names() -> None:
+def test_a_game_without_settings_has_the_defaults_of_the_guide() -> None:
     assert (ag.Game.players, ag.Game.actions) == (2, ())
     assert (ag.Game.illegal_moves, ag.Game.forfeit, ag.Game.opponent_timeout_s) == (3, 0.0, 30.0)
     assert GameTask(id="g", prompt="Go.", seed=3).seat == 0
 
 
-async def test_a_seat_that_the_game_does_not_have_is_refused() -> None:
+async def test_a_seat_that_the_game_lacks_is_refused() -> None:
     assert "seat: must be below 2, the number of players, got 2" in str(
         (await ag.rollout(Count, game(seat=2), moves("1"))).error
     )
@@ -175,7 +175,7 @@ async def test_a_game_keeps_the_contract_of_an_env() -> None:
     await check_env(Count, game(), oracle=[call("move", action="1"), call("move", action="2")], reward_range=(-1, 1))
 
 
-async def test_the_model_is_told_the_moves_that_a_game_names_and_may_make_no_other() -> None:
+async def test_the_model_is_told_the_legal_moves_and_can_make_no_others() -> None:
     class Named(Count):
         actions = ("1", "2")
 

@@ -1,4 +1,4 @@
-"""Several envs as one: the turns of their tasks, the class that plays each, and the metrics of each."""
+"""Several envs as one: the order of their tasks, the class that runs each, and each env's metrics."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from tests.run.test_resume import SETTINGS
 
 @ag.register("ones")
 class Ones(ag.ToolEnv[ag.Task]):
-    """Nine tasks, of which three are held out, worth a parameter each."""
+    """Nine tasks, three of them held out; the reward is a parameter."""
 
     worth = ag.Parameter(1.0, Annotated[float, Field(ge=0)])
 
@@ -56,7 +56,7 @@ class Rows(ag.ToolEnv[ag.Task]):
 
 
 class Asking(ag.ToolEnv[ag.Task]):
-    """Answered with the word that its tool says."""
+    """The right answer is the word that its tool returns."""
 
     limits = ag.Limits(turns=2)
 
@@ -75,7 +75,7 @@ class Asking(ag.ToolEnv[ag.Task]):
 
 
 class Forgetful(Asking):
-    """Its answer never counts."""
+    """Never rewards an answer."""
 
     @ag.reward
     def said(self) -> float:
@@ -91,7 +91,7 @@ def mixed(ones: float = 3, rows: float = 1) -> type[Mixture]:
 
 @given(weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=7))
 @settings(max_examples=60, deadline=None)
-def test_after_any_number_of_turns_each_member_has_had_its_share_to_less_than_one(weights: list[float]) -> None:
+def test_each_members_share_of_turns_is_always_exact_to_within_one(weights: list[float]) -> None:
     env = mix({f"m{i}": Member(Ones, weight) for i, weight in enumerate(weights)})
     had = Counter[str]()
     for turn, name in enumerate(islice(env.turns(), 200), start=1):
@@ -99,14 +99,14 @@ def test_after_any_number_of_turns_each_member_has_had_its_share_to_less_than_on
         assert all(abs(had[f"m{i}"] - w / sum(weights) * turn) < 1 + 1e-9 for i, w in enumerate(weights))
 
 
-def test_held_out_tasks_come_in_turns_by_weight_each_once_and_the_rest_of_the_longer_goes_on() -> None:
+def test_held_out_tasks_alternate_by_weight_until_the_longest_member_ends() -> None:
     ids = [task.id for task in mixed().tasks("test")]
     assert sorted(ids) == ["ones/6", "ones/7", "ones/8", "rows/0", "rows/1"]
     assert Counter(name.partition("/")[0] for name in ids[:4]) == {"ones": 3, "rows": 1}
     assert [task.id for task in mixed().tasks("test")[1:3]] == ids[1:3]
 
 
-async def test_each_task_is_played_by_the_env_that_it_is_of_and_counted_with_it() -> None:
+async def test_each_task_runs_in_its_own_env_and_is_counted_for_it() -> None:
     evaluation = await ag.evaluate(mixed(), Scripted([say("1")]), n=5)
     assert {name: rewards[0] for name, rewards in evaluation.rewards.items()} == {
         "ones/6": 1.0,
@@ -130,12 +130,12 @@ async def test_each_task_is_played_by_the_env_that_it_is_of_and_counted_with_it(
     assert env_metrics(Ones, evaluation.groups) == {}
 
 
-async def test_a_task_of_no_member_is_refused() -> None:
+async def test_a_task_that_belongs_to_no_member_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^task: 'chase/1' belongs to no member of the mixture; .* one of ones, rows"):
         await ag.rollout(mixed(), ag.Task(id="chase/1", prompt="?"), Scripted([say("1")]))
 
 
-def test_no_task_comes_twice_in_a_batch_and_each_member_has_rounds_of_its_own() -> None:
+def test_no_task_repeats_in_a_batch_and_each_member_cycles_separately() -> None:
     found = list(batches(mixed(), 4, 40, seed=1))
     ids = [[task.id for task in batch] for batch in found]
     assert all(len(set(batch)) == 4 for batch in ids)
@@ -146,12 +146,12 @@ def test_no_task_comes_twice_in_a_batch_and_each_member_has_rounds_of_its_own() 
     assert ids != [[task.id for task in batch] for batch in batches(mixed(), 4, 40, seed=2)]
 
 
-def test_a_batch_that_takes_more_of_a_member_than_it_has_is_refused_by_its_name() -> None:
+def test_a_batch_that_needs_more_tasks_than_a_member_has_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"^prompts_per_step: 3 in a batch, but rows has only 2 training tasks"):
         list(batches(mixed(1, 1), 6, 1, seed=1))
 
 
-def test_a_resumed_sampler_of_several_envs_goes_on_with_the_same_tasks() -> None:
+def test_a_resumed_sampler_of_several_envs_continues_with_the_same_tasks() -> None:
     def sampler() -> TaskSampler[Any]:
         return TaskSampler.for_training(mixed(), Sharding(prompts=4), seed=3)
 
@@ -168,7 +168,7 @@ def test_a_resumed_sampler_of_several_envs_goes_on_with_the_same_tasks() -> None
     assert draw(second, 21) == order[9:]
 
 
-def test_each_member_has_its_own_arguments_and_the_sandbox_that_was_asked_for() -> None:
+def test_each_member_has_its_own_arguments_and_the_requested_sandbox() -> None:
     env = open_envs({"ones": 2, "chase": 1}, {"ones.worth": 3.0}, "unsafe")
     assert issubclass(env, Mixture)
     ones, chase = env.members["ones"].env, env.members["chase"].env
@@ -192,13 +192,13 @@ def test_each_member_has_its_own_arguments_and_the_sandbox_that_was_asked_for() 
         ({"ones": 1, "my.envs:ones": 1}, {}, r"^env: two of ones, my\.envs:ones are named ones"),
     ],
 )
-def test_arguments_and_names_that_fit_no_member_are_refused(envs: Any, arguments: Any, said: str) -> None:
+def test_arguments_and_names_that_match_no_member_are_refused(envs: Any, arguments: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         open_envs(envs, arguments, "auto")
 
 
 @pytest.mark.parametrize("envs", [{}, {"ones": 0}, {"ones": -1.0}, {"": 1.0}, 3])
-def test_weights_that_mean_nothing_are_refused_by_their_field(envs: Any) -> None:
+def test_invalid_weights_are_refused_by_field(envs: Any) -> None:
     with pytest.raises(ValueError, match=r"^env: "):
         replace(SETTINGS, env=envs)
 
@@ -207,7 +207,7 @@ async def test_a_member_of_a_mixture_keeps_the_contract_of_an_env(no_leaks: None
     await check_env(ASKED, ASKED.tasks("test")[0], oracle=[call("ask"), say("word")])
 
 
-async def test_a_check_of_a_mixture_names_the_member_that_breaks_the_contract() -> None:
+async def test_a_check_of_a_mixture_names_the_member_that_breaks_its_contract() -> None:
     task = next(task for task in ASKED.tasks("test") if task.id.startswith("forgetful/"))
     with pytest.raises(AssertionError, match=r"Forgetful[\s\S]*oracle: reward 0\.0 < 1\.0") as said:
         await check_env(ASKED, task, oracle=[call("ask"), say("word")])
@@ -217,13 +217,13 @@ async def test_a_check_of_a_mixture_names_the_member_that_breaks_the_contract() 
 BOTH = ag.RunConfig(recipe="both", env={"ones": 2.0, "rows": 1.0}, model="tiny")
 
 
-def test_the_command_line_sets_the_weights_and_a_parameter_of_one_of_several_envs() -> None:
+def test_the_command_line_sets_weights_and_parameters_of_single_members() -> None:
     run = read_settings(BOTH, ["--env.ones.worth", "3"])
     assert (run.env, run.env_args) == ({"ones": 2.0, "rows": 1.0}, {"ones.worth": 3.0})
     assert read_settings(BOTH, ["--env.rows", "5"]).env == {"ones": 2.0, "rows": 5.0}
 
 
-def test_a_member_with_too_few_tasks_is_refused_before_the_run_begins(tmp_path: Path) -> None:
+def test_a_member_with_too_few_tasks_is_refused_before_the_run_starts(tmp_path: Path) -> None:
     run = replace(SETTINGS, env={"terse": 1, "rows": 1}, prompts_per_step=6, output_dir=tmp_path / "run")
     with pytest.raises(
         ValueError, match=r"^prompts_per_step: Rows\.tasks\('train'\) has 2 tasks, but at least 3 are needed"
@@ -236,7 +236,7 @@ def test_a_member_with_too_few_tasks_is_refused_before_the_run_begins(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_on_several_envs_has_metrics_of_each_and_is_resumed_with_the_same_ones(tmp_path: Path) -> None:
+def test_a_run_on_several_envs_has_metrics_of_each_and_resumes_with_the_same_ones(tmp_path: Path) -> None:
     run = replace(
         SETTINGS,
         env={"terse": 1, "ones": 1},
@@ -260,16 +260,16 @@ def test_a_run_on_several_envs_has_metrics_of_each_and_is_resumed_with_the_same_
 
 
 @pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf, "1", True])
-def test_a_member_that_would_never_be_played_is_refused(weight: Any) -> None:
+def test_a_member_that_would_never_run_is_refused(weight: Any) -> None:
     with pytest.raises(ValueError, match=r"^weight: must be "):
         Member(Ones, weight)
 
 
 BY_MODULE = ag.RunConfig(env={"tests.environments.test_mixture:Ones": 3.0, "envs.chase.env:Chase": 1.0}, model="tiny")
-"""A mixture of two envs that are named by their modules."""
+"""A mixture of two envs named by their modules."""
 
 
-def test_a_weight_is_set_by_the_members_name_as_its_parameters_are() -> None:
+def test_a_weight_is_set_by_the_members_name_like_its_parameters() -> None:
     for flags in (["--env.Chase", "2"], ["--env.Chase=2"], ["--env.envs.chase.env:Chase", "2"]):
         run = read_settings(BY_MODULE, [*flags, "--env.Ones.worth", "4"])
         assert run.env == {"tests.environments.test_mixture:Ones": 3.0, "envs.chase.env:Chase": 2.0}
@@ -284,18 +284,18 @@ def test_a_weight_is_set_by_the_members_name_as_its_parameters_are() -> None:
         (["--env.Chase", "0"], r"--env: 'envs\.chase\.env:Chase' must be above 0, got 0"),
     ],
 )
-def test_a_flag_of_a_mixture_that_means_nothing_is_told_what_to_type(flags: list[str], said: str) -> None:
+def test_an_invalid_mixture_flag_is_refused_with_the_correct_form(flags: list[str], said: str) -> None:
     with pytest.raises(RefusedWords, match=said):
         read_settings(BY_MODULE, flags)
 
 
-def test_help_says_how_a_weight_is_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_how_to_set_a_weight(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         read_settings(BY_MODULE, ["--help"])
     assert "--env.MEMBER 2 sets a weight" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
-def test_weights_are_the_numbers_that_are_written_and_their_turns_come_round() -> None:
+def test_weights_may_be_fractions_and_the_order_of_members_repeats() -> None:
     env = mix({"a": Member(Ones, 0.7), "b": Member(Ones, 0.3)})
     turns = list(islice(env.turns(), 30))
     assert turns[:10] == turns[10:20] == turns[20:]

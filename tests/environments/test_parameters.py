@@ -1,4 +1,4 @@
-"""The parameters of an env: declared by its class, set by a run, a command line or an evaluation."""
+"""An env's parameters: declared by its class and set by a run, a command line or an evaluation."""
 
 import asyncio
 import math
@@ -19,7 +19,7 @@ from tests.run.test_resume import SETTINGS
 
 
 class Adding(ag.ToolEnv[ag.Task]):
-    """Asks for the sum of as many ones as its difficulty."""
+    """Asks for a sum of ones; the difficulty is the number of ones."""
 
     difficulty = ag.Parameter(2, Annotated[int, Field(ge=1, le=9)], doc="Ones in the sum.")
     tone = ag.Parameter("plain", Literal["plain", "loud"])
@@ -39,7 +39,7 @@ class Adding(ag.ToolEnv[ag.Task]):
 RECIPE = ag.RunConfig(recipe="adding", env="tests.environments.test_parameters:Adding", model="tiny")
 
 
-async def test_a_configured_env_plays_with_its_own_values_and_the_class_keeps_its_defaults() -> None:
+async def test_a_configured_env_has_its_own_values_and_the_class_keeps_its_defaults() -> None:
     hard = Adding.configured(difficulty=4, bonus=1)
     assert hard.__name__ == "Adding"
     assert [task.prompt[0]["content"] for task in hard.tasks("test")] == ["1+1+1+1"]
@@ -47,10 +47,10 @@ async def test_a_configured_env_plays_with_its_own_values_and_the_class_keeps_it
     assert (await ag.evaluate(Adding, Scripted([say("2")]))).reward == 1.5
 
 
-def test_values_add_up_over_configurations_and_subclasses() -> None:
+def test_values_accumulate_over_configurations_and_subclasses() -> None:
     class Louder(Adding):
         tone = ag.Parameter("loud", Literal["plain", "loud"])
-        name = "fixed"  # a subclass may settle a value
+        name = "fixed"  # a subclass may fix a value
 
     made = Louder.configured(difficulty=5).configured(strict=True)
     assert (made.difficulty, made.tone, made.strict) == (5, "loud", True)
@@ -69,26 +69,26 @@ def test_values_add_up_over_configurations_and_subclasses() -> None:
         ({"bonus": math.inf}, r"^bonus: must be a finite number, got inf"),
     ],
 )
-def test_a_name_or_a_value_that_does_not_fit_is_refused_by_its_name(arguments: dict[str, Any], said: str) -> None:
+def test_an_invalid_name_or_value_is_refused_by_name(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Adding.configured(**arguments)
 
 
-def test_a_default_that_is_no_plain_value_or_not_of_its_kind_is_refused() -> None:
+def test_a_default_that_is_not_a_plain_value_of_its_type_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^Parameter: the default must be a number, a bool or text, got None"):
         Parameter(None)
     with pytest.raises(ValueError, match=r"^Parameter: must be less than or equal to 3, got 4"):
         Parameter(4, Annotated[int, Field(le=3)])
 
 
-def test_flags_under_env_are_read_as_their_parameters_types() -> None:
+def test_flags_under_env_are_parsed_by_their_parameters_types() -> None:
     flags = ["--env.difficulty", "3", "--env.strict=true", "--env.bonus", "-1", "--env.name", "7", "--max-steps", "4"]
     run = settings(RECIPE, flags)
     assert run.env_args == {"difficulty": 3, "strict": True, "bonus": -1.0, "name": "7"}
     assert run.max_steps == 4
 
 
-def test_a_flag_takes_the_place_of_the_recipes_value_alone() -> None:
+def test_a_flag_replaces_only_its_own_value_of_the_recipe() -> None:
     recipe = replace(RECIPE, env_args={"difficulty": 8, "tone": "loud"})
     assert settings(recipe, ["--env.difficulty", "2"]).env_args == {"difficulty": 2, "tone": "loud"}
 
@@ -101,13 +101,13 @@ def test_a_flag_takes_the_place_of_the_recipes_value_alone() -> None:
         (["--env.difficulty"], "--env.difficulty: expected a value"),
     ],
 )
-def test_a_flag_that_the_env_refuses_is_one_line_with_its_name(flags: list[str], said: str) -> None:
+def test_a_flag_that_the_env_refuses_gives_one_line_with_its_name(flags: list[str], said: str) -> None:
     with pytest.raises(RefusedWords, match=f"^{said}"):
         settings(RECIPE, flags)
 
 
 def helped(recipe: ag.RunConfig, flags: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """What `--help` prints, without the lines of its sandboxes and without line ends, and what it says on stderr."""
+    """Return what `--help` prints, without its boxes and line breaks, and what it writes to stderr."""
     with pytest.raises(SystemExit, match="0"):
         settings(recipe, [*flags, "--help"])
     said = capsys.readouterr()
@@ -125,7 +125,7 @@ def test_help_lists_each_parameter_of_the_env_with_type_default_and_text(capsys:
     assert error == ""
 
 
-def test_help_has_the_recipes_value_and_the_parameters_of_the_env_that_the_command_line_names(
+def test_help_shows_the_recipes_values_and_the_parameters_of_the_chosen_env(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = replace(RECIPE, env_args={"difficulty": 8})
@@ -138,31 +138,31 @@ def test_help_has_the_recipes_value_and_the_parameters_of_the_env_that_the_comma
     assert listed.startswith("adding: the env's parameters cannot be listed: env 'nowhere:Env'")
 
 
-def test_help_names_the_parameters_of_several_envs_after_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_parameters_of_several_envs_under_their_names(capsys: pytest.CaptureFixture[str]) -> None:
     both = replace(
         RECIPE,
         env={"tests.environments.test_parameters:Adding": 2.0, "chase": 1.0},
         env_args={"Adding.bonus": 1.5},
     )
-    import envs.chase.env  # noqa: F401  its name
+    import envs.chase.env  # noqa: F401  the import registers it by name
 
     said, _ = helped(both, [], capsys)
     assert "--env.Adding.difficulty INT Ones in the sum." in said
     assert "--env.Adding.bonus FLOAT (default: 1.5)" in said
 
 
-def test_a_configured_parameter_keeps_its_text() -> None:
+def test_a_configured_parameter_keeps_its_description() -> None:
     assert parameters(Adding.configured(difficulty=3))["difficulty"].doc == "Ones in the sum."
 
 
-def test_a_run_refuses_arguments_that_its_env_does_not_have_before_it_begins(tmp_path: Path) -> None:
+def test_a_run_refuses_unknown_env_arguments_before_it_starts(tmp_path: Path) -> None:
     run = replace(RECIPE, env_args={"dificulty": 3}, output_dir=tmp_path / "run")
     with pytest.raises(ValueError, match=r"^env_args\.dificulty: Adding has no such parameter"):
         asyncio.run(ag.train_policy(run))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_resumed_run_keeps_the_arguments_of_its_env(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_env_arguments(tmp_path: Path) -> None:
     run = replace(SETTINGS, env_args={"difficulty": 3})
     write_settings(tmp_path, run)
     refuse_changes(tmp_path, run)

@@ -1,4 +1,4 @@
-"""Envs found by a file, and by the entry points of packages that are really installed."""
+"""Envs found by file, and by the entry points of packages that the tests really install."""
 
 import json
 import subprocess
@@ -36,13 +36,13 @@ class {name}(ag.ToolEnv[ag.Task]):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The registry, the path of imports and the modules of envs are after a test what they were before it."""
+    """Restore the registry, `sys.path` and the env modules after each test."""
     monkeypatch.setattr(registry, "_registry", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] != "agentgym":  # of which each class is one for all tests
+        if name.partition(".")[0] != "agentgym":  # agentgym's classes must stay the same objects for all tests
             del sys.modules[name]
 
 
@@ -54,7 +54,7 @@ def write_env(file: Path, name: str, *, word: str, helpers: str) -> Path:
 
 
 def install(target: Path, package: str, envs: dict[str, str]) -> None:
-    """Install a small package with pip, without a network, into a folder of its own."""
+    """Install a small package with pip into a separate folder, without network access."""
     for needed in ("pip", "hatchling"):
         pytest.importorskip(needed, reason=f"installs a package, which needs {needed}")
     source = target.parent / f"source-{package}"
@@ -76,7 +76,7 @@ def install(target: Path, package: str, envs: dict[str, str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_env_is_found_by_its_file_which_is_imported_once(tmp_path: Path) -> None:
+def test_an_env_file_is_imported_once(tmp_path: Path) -> None:
     file = write_env(tmp_path / "my_words.py", "Words", word="hello", helpers="words_beside")
     found = ag.find_env(f"{file}:Words")
     assert (found.__name__, found.__module__, found.word) == ("Words", "my_words", "hello")  # type: ignore[attr-defined]
@@ -84,14 +84,14 @@ def test_an_env_is_found_by_its_file_which_is_imported_once(tmp_path: Path) -> N
     assert ag.find_env("my_words:Words") is found
 
 
-def test_a_file_of_a_package_is_imported_under_its_own_name() -> None:
+def test_a_file_in_a_package_is_imported_under_its_package_name() -> None:
     root = Path(__file__).parents[2]
     sys.path.append(str(root))
     found = ag.find_env(f"{root}/envs/bisect/env.py:Bisect")
     assert found.__module__ == "envs.bisect.env"
 
 
-def test_a_program_finds_the_registered_env_of_its_own_file(tmp_path: Path) -> None:
+def test_a_program_finds_the_env_that_it_registers_itself(tmp_path: Path) -> None:
     program = tmp_path / "my_program.py"
     program.write_text(
         "import agentgym as ag\n"
@@ -105,14 +105,14 @@ def test_a_program_finds_the_registered_env_of_its_own_file(tmp_path: Path) -> N
     assert (done.stdout.split(), done.stderr) == (["Own"] * 3, "")
 
 
-def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+def test_two_files_with_the_same_name_are_two_modules(tmp_path: Path) -> None:
     files = [write_env(tmp_path / f"at{i}" / "env.py", "Words", word=str(i), helpers=f"words_at{i}") for i in range(2)]
     first, second = (ag.find_env(f"{file}:Words") for file in files)
     assert (first.word, second.word) == ("0", "1")  # type: ignore[attr-defined]
     assert ag.find_env(str(files[1])) is second
 
 
-def test_a_file_that_is_not_there_or_does_not_say_which_env_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_or_one_without_exactly_one_env_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^env: there is no file .*nowhere\.py; name one"):
         ag.find_env(str(tmp_path / "nowhere.py"))
     empty, both = tmp_path / "no_env_in_it.py", tmp_path / "two_envs_in_it.py"
@@ -127,7 +127,7 @@ def test_a_file_that_is_not_there_or_does_not_say_which_env_is_refused(tmp_path:
         ag.find_env(f"{tmp_path}/broken_env.py:A")
 
 
-async def test_the_envs_of_an_installed_package_are_found_by_the_names_of_its_entry_points(tmp_path: Path) -> None:
+async def test_envs_of_an_installed_package_are_found_by_entry_point_name(tmp_path: Path) -> None:
     install(tmp_path / "site", "spoken_words", {"spoken": "spoken_words.env:Spoken"})
     sys.path.append(str(tmp_path / "site"))
     assert list(registry.installed()) == ["spoken"]
@@ -139,7 +139,7 @@ async def test_the_envs_of_an_installed_package_are_found_by_the_names_of_its_en
         ag.find_env("spokn")
 
 
-def test_two_packages_with_one_name_for_an_env_are_an_error_that_names_both(tmp_path: Path) -> None:
+def test_two_packages_with_the_same_env_name_are_an_error_that_names_both(tmp_path: Path) -> None:
     for package in ("first_words", "other_words"):
         write_env(tmp_path / package / "env.py", "Spoken", word=package, helpers=f"{package}.words")
         info = tmp_path / f"{package}-2.0.dist-info"
@@ -155,7 +155,7 @@ def test_two_packages_with_one_name_for_an_env_are_an_error_that_names_both(tmp_
     assert ag.find_env("other_words.env:Spoken").word == "other_words"  # type: ignore[attr-defined]
 
 
-def test_a_name_that_is_registered_and_installed_for_two_classes_is_an_error(tmp_path: Path) -> None:
+def test_a_name_registered_and_installed_for_different_classes_is_an_error(tmp_path: Path) -> None:
     write_env(tmp_path / "late_words" / "env.py", "Spoken", word="x", helpers="late_words.words")
     file = tmp_path / "late_words" / "env.py"
     file.write_text(file.read_text() + '\n\n@ag.register("spoken")\nclass Other(Spoken):\n    """One more."""\n')
@@ -181,9 +181,7 @@ def test_ls_lists_the_envs_of_installed_packages(tmp_path: Path) -> None:
     assert json.dumps(done.stderr) == '""'
 
 
-def test_an_env_of_the_gallery_is_found_by_its_name_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gallery_env_is_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "envs.judge_essay.env", raising=False)
     found = ag.find_env("judge_essay_pairs")
@@ -193,9 +191,7 @@ def test_an_env_of_the_gallery_is_found_by_its_name_from_any_folder(
         ag.find_env("negotate")
 
 
-def test_another_folder_in_the_place_of_an_env_of_the_gallery_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_folder_in_place_of_a_gallery_env_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = write_env(tmp_path / "envs/notes/env.py", "Other", word="x", helpers="words")
     monkeypatch.setattr(sys, "path", [str(other.parent), str(tmp_path)])
     for name in [name for name in sys.modules if name.partition(".")[0] == "envs"]:
@@ -205,6 +201,6 @@ def test_another_folder_in_the_place_of_an_env_of_the_gallery_is_named(
 
 
 @pytest.mark.parametrize("name", ["", " ", "a:b", "a.py", "--env", "../x", "a b"])
-def test_a_name_that_a_command_line_could_not_take_is_refused(name: str) -> None:
+def test_a_name_that_cannot_be_typed_on_a_command_line_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"^register: a name may have letters, digits"):
         ag.register(name)

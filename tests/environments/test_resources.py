@@ -1,4 +1,4 @@
-"""What an env opens once for all its rollouts: opened once, shared, and closed at the end, whatever happens."""
+"""Resources that an env opens once for all of its rollouts: they are shared, and closed at the end whatever happens."""
 
 import asyncio
 import sqlite3
@@ -20,7 +20,7 @@ from agentgym.testing import check_env
 from agentgym.testing.env_checks.plays import Waiting
 
 events: list[str] = []
-"""What the envs of these tests opened, used and closed."""
+"""What the envs in these tests opened, used and closed."""
 
 
 class Index:
@@ -36,7 +36,7 @@ class Searching(ag.ToolEnv[ag.Task]):
     @classmethod
     @asynccontextmanager
     async def open_resources(cls) -> AsyncIterator[Index]:
-        async with asyncio.TaskGroup() as group:  # It must be left by the task that entered it.
+        async with asyncio.TaskGroup() as group:  # A task group must be exited by the task that entered it.
             waiting = group.create_task(asyncio.Event().wait())
             events.append(f"open {cls.__name__}")
             try:
@@ -55,7 +55,7 @@ class Searching(ag.ToolEnv[ag.Task]):
 
 
 class Other(Searching):
-    """One more of them."""
+    """Another env with a separate index."""
 
 
 @pytest.fixture(autouse=True)
@@ -71,17 +71,17 @@ def answers() -> Scripted:
     return Scripted(lambda text: say("x"))
 
 
-async def test_a_rollout_opens_them_for_itself_and_closes_them(no_leaks: None) -> None:
+async def test_a_rollout_opens_its_own_resources_and_closes_them(no_leaks: None) -> None:
     assert (await ag.rollout(Searching, tasks(1)[0], answers())).reward == 0.0
     assert events == ["open Searching", "use", "close Searching"]
 
 
-async def test_the_rollouts_of_many_tasks_share_what_is_opened_once(no_leaks: None) -> None:
+async def test_the_rollouts_of_many_tasks_share_resources_that_are_opened_once(no_leaks: None) -> None:
     await run_groups(Searching, tasks(4), answers(), n=2)
     assert events == ["open Searching", *["use"] * 8, "close Searching"]
 
 
-async def test_what_is_open_already_is_shared_and_closed_by_the_last_user() -> None:
+async def test_open_resources_are_shared_and_closed_by_the_last_user() -> None:
     async with ag.open_resources(Searching) as index:
         await ag.evaluate(Searching, answers(), tasks=tasks(2))
         await asyncio.gather(*(ag.rollout(Searching, task, answers()) for task in tasks(2)))
@@ -90,7 +90,7 @@ async def test_what_is_open_already_is_shared_and_closed_by_the_last_user() -> N
     assert events[-1] == "close Searching"
 
 
-async def test_an_instance_sees_the_very_object_and_one_without_a_rollout_can_be_given_one() -> None:
+async def test_instances_share_the_same_object_and_it_can_be_set_without_a_rollout() -> None:
     seen: list[Any] = []
 
     class Looking(Searching):
@@ -107,7 +107,7 @@ async def test_an_instance_sees_the_very_object_and_one_without_a_rollout_can_be
     await env.reset()
 
 
-async def test_each_member_of_a_mixture_opens_its_own() -> None:
+async def test_each_member_of_a_mixture_opens_its_own_resources() -> None:
     both = mix({"one": Member(Searching, 1), "two": Member(Other, 1)})
     async with ag.open_resources(both) as opened:
         assert {name: index.name for name, index in opened.items()} == {"one": "Searching", "two": "Other"}
@@ -115,7 +115,7 @@ async def test_each_member_of_a_mixture_opens_its_own() -> None:
     assert sorted(events) == ["close Other", "close Searching", "open Other", "open Searching", "use", "use"]
 
 
-async def test_check_env_opens_them_once_for_all_its_rollouts() -> None:
+async def test_check_env_opens_resources_once_for_all_of_its_rollouts() -> None:
     await check_env(
         Searching, tasks(1)[0], oracle=[say("x")], reward_range=(0.0, 1.0), threshold=0.0, idle_is_right=True
     )
@@ -123,7 +123,7 @@ async def test_check_env_opens_them_once_for_all_its_rollouts() -> None:
     assert events.count("use") > 2
 
 
-async def test_a_cancelled_run_closes_them(no_leaks: None) -> None:
+async def test_a_cancelled_run_closes_its_resources(no_leaks: None) -> None:
     engine = Waiting()
     running = asyncio.create_task(run_groups(Searching, tasks(3), engine, n=1))
     await engine.asked.wait()
@@ -133,14 +133,14 @@ async def test_a_cancelled_run_closes_them(no_leaks: None) -> None:
     assert events[-1] == "close Searching"
 
 
-async def test_an_error_of_a_run_closes_them(no_leaks: None) -> None:
+async def test_a_failed_run_closes_its_resources(no_leaks: None) -> None:
     with pytest.raises(RuntimeError, match="in the block"):
         async with ag.open_resources(Searching):
             raise RuntimeError("in the block")
     assert events == ["open Searching", "close Searching"]
 
 
-async def test_what_cannot_be_opened_is_an_error_of_the_env_for_each_that_waits(no_leaks: None) -> None:
+async def test_a_failure_to_open_resources_is_an_env_error_for_each_waiting_rollout(no_leaks: None) -> None:
     class Broken(Searching):
         @classmethod
         @asynccontextmanager
@@ -155,7 +155,7 @@ async def test_what_cannot_be_opened_is_an_error_of_the_env_for_each_that_waits(
         assert "Broken.open_resources: ConnectionError: refused" in str(error)
 
 
-async def test_what_cannot_be_closed_is_an_error_of_the_env() -> None:
+async def test_a_failure_to_close_resources_is_an_env_error() -> None:
     class Stuck(Searching):
         @classmethod
         @asynccontextmanager
@@ -167,7 +167,7 @@ async def test_what_cannot_be_closed_is_an_error_of_the_env() -> None:
         await run_groups(Stuck, tasks(1), answers(), n=1)
 
 
-async def test_a_cancellation_while_they_are_opened_or_closed_ends_that(no_leaks: None) -> None:
+async def test_cancellation_interrupts_the_opening_and_closing_of_resources(no_leaks: None) -> None:
     reached = asyncio.Event()
 
     class Slow(Searching):
@@ -191,7 +191,7 @@ async def test_a_cancellation_while_they_are_opened_or_closed_ends_that(no_leaks
             await running
 
 
-async def test_a_rollout_that_begins_when_they_have_ended_fails_and_says_so() -> None:
+async def test_a_rollout_that_starts_after_resources_have_ended_fails_with_a_reason() -> None:
     fail = asyncio.Event()
 
     class Dying(Searching):
@@ -225,14 +225,14 @@ async def index() -> AsyncIterator[Index]:
         yield opened
 
 
-async def test_a_fixture_can_hold_them_open_for_a_test(index: Index) -> None:
+async def test_a_fixture_can_keep_resources_open_for_a_test(index: Index) -> None:
     await ag.rollout(Searching, tasks(1)[0], answers())
     await ag.rollout(Searching, tasks(1)[0], answers())
     assert events == ["open Searching", "use", "use"]
 
 
 @pytest.mark.parametrize("bare", [True, False])
-def test_one_that_cannot_be_opened_on_the_class_is_refused_when_the_class_is_made(bare: bool) -> None:
+def test_an_invalid_open_resources_is_refused_when_the_class_is_created(bare: bool) -> None:
     async def generator(cls: Any) -> AsyncIterator[int]:
         yield 1
 
@@ -242,7 +242,7 @@ def test_one_that_cannot_be_opened_on_the_class_is_refused_when_the_class_is_mad
 
 
 class Counting(ag.ToolEnv[ag.Task]):
-    """A tool that hangs in a call of C, until the connection is interrupted."""
+    """A tool that hangs in a C call until its connection is interrupted."""
 
     db: sqlite3.Connection
     running: threading.Event
@@ -254,7 +254,7 @@ class Counting(ag.ToolEnv[ag.Task]):
 
     @ag.tool(timeout_s=0.05)
     def count(self) -> str:
-        """Count for ever."""
+        """Count forever."""
         query = "WITH RECURSIVE n(i) AS (SELECT began() UNION ALL SELECT 1 FROM n) SELECT count(*) FROM n"
         return str(self.db.execute(query).fetchone())
 
@@ -270,14 +270,14 @@ class Counting(ag.ToolEnv[ag.Task]):
         return 0.0
 
 
-async def test_a_call_of_c_over_its_time_limit_is_ended_by_the_env_so_that_it_can_close(no_leaks: None) -> None:
+async def test_the_env_can_interrupt_a_timed_out_c_call_so_that_it_can_close(no_leaks: None) -> None:
     rollout = await ag.rollout(Counting, tasks(1)[0], Scripted([call("count"), say("x")]))
     assert rollout.transcript()[0].messages[2]["content"] == "error: tool 'count' timed out after 0.05 s"
     assert rollout.reward == 0.0
     assert events == ["interrupt"]
 
 
-async def test_an_interrupt_that_raises_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_interrupt_that_raises_is_logged_and_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     class Raising(Counting):
         def interrupt(self) -> None:
             super().interrupt()
@@ -288,14 +288,14 @@ async def test_an_interrupt_that_raises_is_logged_and_changes_nothing(caplog: py
     assert "Raising.interrupt raised RuntimeError: not now" in caplog.text
 
 
-def test_an_async_interrupt_is_refused_when_the_class_is_made() -> None:
+def test_an_async_interrupt_is_refused_when_the_class_is_created() -> None:
     async def interrupt(self: Any) -> None: ...
 
     with pytest.raises(ValueError, match=r"^Made\.interrupt: is not awaited; make it a plain `def`"):
         type("Made", (Counting,), {"interrupt": interrupt})
 
 
-async def test_a_run_with_its_evaluations_opens_them_once(tmp_path: Path) -> None:
+async def test_a_run_opens_resources_once_including_its_evaluations(tmp_path: Path) -> None:
     class Trained(Searching):
         @classmethod
         def tasks(cls, split: ag.Split) -> list[ag.Task]:

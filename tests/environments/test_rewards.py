@@ -1,4 +1,4 @@
-"""Rewards: a plain one never blocks the loop, and what gives no number is refused by its name."""
+"""Rewards: a plain one never blocks the event loop, and one that doesn't return a number is refused by name."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ def _nothing_logged_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "_said", set())
 
 
-async def test_a_plain_reward_never_blocks_the_loop() -> None:
+async def test_a_plain_reward_never_blocks_the_event_loop() -> None:
     free = threading.Event()
 
     def wait(self: object) -> float:
@@ -38,7 +38,7 @@ async def test_a_plain_reward_never_blocks_the_loop() -> None:
     assert scoring.result() == {"fixed": 1.0}
 
 
-async def test_a_reward_is_logged_by_its_value_and_counts_by_its_weight() -> None:
+async def test_a_reward_is_logged_unweighted_and_counts_by_its_weight() -> None:
     logged = {"tests": ag.reward(weight=0.0)(lambda self: 3.0), "long": ag.reward(weight=-0.5)(lambda self: 4.0)}
     rollout = await ag.rollout(env(lambda self: 1.0, **logged), TASK, Scripted([say("done")]))
     assert rollout.reward == 1.0 - 0.5 * 4.0
@@ -46,7 +46,7 @@ async def test_a_reward_is_logged_by_its_value_and_counts_by_its_weight() -> Non
     assert "tests 3" in str(rollout)
 
 
-async def test_a_plain_reward_that_computes_for_ever_is_held_to_the_rollouts_seconds(no_leaks: None) -> None:
+async def test_a_plain_reward_that_computes_forever_is_stopped_by_the_rollouts_limit(no_leaks: None) -> None:
     def spin(self: object) -> float:
         while True:
             pass
@@ -55,7 +55,7 @@ async def test_a_plain_reward_that_computes_for_ever_is_held_to_the_rollouts_sec
     assert rollout.reward is None
 
 
-async def test_a_reward_behind_a_plain_decorator_is_awaited() -> None:
+async def test_an_async_reward_inside_a_plain_decorator_is_awaited() -> None:
     async def slow() -> float:
         await asyncio.sleep(0)
         return 0.5
@@ -64,14 +64,14 @@ async def test_a_reward_behind_a_plain_decorator_is_awaited() -> None:
 
 
 @pytest.mark.parametrize("value", [True, 1, 1.0, np.float32(1), np.int64(1), np.bool_(True)])
-async def test_a_reward_is_any_number(value: Any) -> None:
+async def test_a_reward_can_be_any_number_type(value: Any) -> None:
     scores = await env(lambda self: value)(TASK).score()
     assert scores == {"fixed": 1.0}
     assert type(scores["fixed"]) is float
 
 
 @pytest.mark.parametrize("value", ["1.0", b"1", None, (1.0,), [1.0], np.array([1.0]), {}, 1j])
-async def test_a_reward_that_is_no_number_is_refused_by_its_name_and_type(value: Any) -> None:
+async def test_a_reward_that_is_not_a_number_is_refused_by_name_and_type(value: Any) -> None:
     with pytest.raises(EnvError) as refused:
         await env(lambda self: value)(TASK).score()
     said = str(refused.value)
@@ -96,7 +96,7 @@ async def test_a_reward_that_raises_is_named_with_its_line_and_logged_once(
     assert caplog.records[0].exc_info
 
 
-async def test_a_dead_sandbox_in_a_reward_stays_a_dead_sandbox() -> None:
+async def test_a_dead_sandbox_in_a_reward_is_reported_as_a_dead_sandbox() -> None:
     async def fail(self: object) -> float:
         raise SandboxError("the sandbox died")
 

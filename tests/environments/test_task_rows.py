@@ -1,4 +1,4 @@
-"""Tasks as people write them and as data sets hold them."""
+"""Tasks as people write them and as data sets store them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ class Sum(ag.Task):
 
 
 class Table:
-    """A data set as `datasets` has it: rows are dicts, a slice is a dict of columns."""
+    """A data set like those of `datasets`: rows are dicts, and slicing gives a dict of columns."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -57,12 +57,12 @@ class Sums(ag.ToolEnv[Sum]):
 
 
 @pytest.mark.parametrize("prompt", ["2+3?", USER, [USER], (USER,), iter([USER])])
-def test_a_prompt_is_text_a_message_or_any_sequence_of_them(prompt: Any) -> None:
+def test_a_prompt_is_text_a_message_or_a_sequence_of_messages(prompt: Any) -> None:
     assert ag.Task(id="t", prompt=prompt).prompt == (USER,)
 
 
 @pytest.mark.parametrize("prompt", ["", 3, None, b"text", [], [3]])
-def test_a_prompt_that_is_none_of_these_is_refused_by_its_field(prompt: Any) -> None:
+def test_any_other_prompt_is_refused_by_field(prompt: Any) -> None:
     if prompt == "":
         assert ag.Task(id="t", prompt=prompt).prompt == ({"role": "user", "content": ""},)
         return
@@ -70,14 +70,14 @@ def test_a_prompt_that_is_none_of_these_is_refused_by_its_field(prompt: Any) -> 
         ag.Task(id="t", prompt=prompt)
 
 
-def test_a_whole_number_is_an_id_and_nothing_else_is_made_one() -> None:
+def test_an_integer_is_converted_to_an_id_and_other_types_are_not() -> None:
     assert ag.Task(id=7, prompt="x").id == "7"
     for bad in (7.5, True, None):
         with pytest.raises(ValidationError, match="id"):
             ag.Task(id=bad, prompt="x")  # type: ignore[arg-type]
 
 
-def test_keys_that_arrow_filled_with_none_are_left_out_of_messages_and_calls_but_not_of_arguments() -> None:
+def test_nones_that_arrow_filled_in_are_dropped_from_messages_but_not_from_arguments() -> None:
     call = {"id": None, "type": "function", "function": {"name": "look", "arguments": {"at": None}}}
     filled = {**USER, "name": None, "tool_calls": None, "reasoning_content": None, "tool_call_id": None}
     asked = {"role": "assistant", "content": "", "tool_calls": [call], "name": None}
@@ -86,12 +86,12 @@ def test_keys_that_arrow_filled_with_none_are_left_out_of_messages_and_calls_but
     assert task.prompt == (USER, {"role": "assistant", "content": "", "tool_calls": [kept]})
 
 
-def test_a_content_of_none_is_refused_by_its_field() -> None:
+def test_content_of_none_is_refused_by_field() -> None:
     with pytest.raises(ValidationError, match=r"prompt\.0\.content"):
         ag.Task.model_validate({"id": "t", "prompt": [{"role": "user", "content": None}]})
 
 
-async def test_the_system_message_of_the_class_stands_in_front_of_a_prompt_that_has_none() -> None:
+async def test_the_classs_system_message_precedes_a_prompt_that_has_none() -> None:
     env = type("Polite", (Sums,), {"system": "Be polite."})
     own = {"role": "system", "content": "Be brief."}
     assert (await env(Sum(id="a", prompt="x", answer="")).reset())[0] == [
@@ -101,14 +101,14 @@ async def test_the_system_message_of_the_class_stands_in_front_of_a_prompt_that_
     assert (await env(Sum(id="a", prompt=[own, USER], answer="")).reset())[0] == [own, USER]  # type: ignore[list-item]
 
 
-async def test_what_an_env_does_to_its_first_messages_does_not_reach_the_task() -> None:
+async def test_changes_to_the_first_messages_do_not_reach_the_task() -> None:
     task = Sum(id="a", prompt="x", answer="")
     messages, _ = await Sums(task).reset()
     messages[0]["content"] += " Think first."
     assert task.prompt[0]["content"] == "x"
 
 
-def test_the_task_of_an_env_is_found_through_its_bases() -> None:
+def test_an_envs_task_type_is_found_through_its_base_classes() -> None:
     class Harder(Sums):
         pass
 
@@ -118,7 +118,7 @@ def test_the_task_of_an_env_is_found_through_its_bases() -> None:
     assert (task_type(Sums), task_type(Harder), task_type(Bare)) == (Sum, Sum, ag.Task)
 
 
-def test_rows_become_tasks_one_by_one_and_need_not_know_slices() -> None:
+def test_rows_become_tasks_one_by_one_without_slicing() -> None:
     tasks = as_tasks(Sums, Table(6))
     assert isinstance(tasks, TaskRows)
     assert len(tasks) == 6
@@ -129,7 +129,7 @@ def test_rows_become_tasks_one_by_one_and_need_not_know_slices() -> None:
         tasks[6]
 
 
-def test_a_sequence_of_tasks_is_taken_as_it_is() -> None:
+def test_a_sequence_of_tasks_is_used_unchanged() -> None:
     tasks = [Sum(id="a", prompt="x", answer="")]
     assert as_tasks(Sums, tasks) is tasks
     assert as_task(Sums, tasks[0]) is tasks[0]
@@ -142,7 +142,7 @@ def test_a_sequence_of_tasks_is_taken_as_it_is() -> None:
         (ag.Task(id="t", prompt="x"), "^tasks: pass a list of tasks, got the single task 't'"),
     ],
 )
-def test_what_is_no_sequence_of_tasks_is_refused(tasks: Any, why: str) -> None:
+def test_values_that_are_not_a_sequence_of_tasks_are_refused(tasks: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         as_tasks(Sums, tasks)
 
@@ -150,12 +150,12 @@ def test_what_is_no_sequence_of_tasks_is_refused(tasks: Any, why: str) -> None:
 @pytest.mark.parametrize(
     ("row", "why"), [({"id": "t", "prompt": "x"}, "answer"), ("x", "needs a Sum or a dict of its")]
 )
-async def test_a_row_that_is_no_task_is_refused_by_its_field(row: Any, why: str) -> None:
+async def test_a_row_that_is_not_a_task_is_refused_by_field(row: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         await ag.rollout(Sums, row, Scripted([say("1")]))
 
 
-async def test_rollouts_groups_and_batches_take_rows() -> None:
+async def test_rollouts_groups_and_batches_accept_rows() -> None:
     row: Any = Table(6)[4]
     assert (await ag.rollout(Sums, row, Scripted([say("5")]))).reward == 1.0
     rows: Any = Table(2)
@@ -174,7 +174,7 @@ async def test_rollouts_groups_and_batches_take_rows() -> None:
     ],
 )
 @pytest.mark.parametrize("place", [0, 2])
-def test_a_row_that_is_no_task_is_one_line_with_its_number(row: Any, said: str, place: int) -> None:
+def test_a_row_that_is_not_a_task_gives_one_line_with_its_number(row: Any, said: str, place: int) -> None:
     rows: list[Any] = [{"id": f"a{number}", "prompt": "x", "answer": "1"} for number in range(2)]
     rows.insert(place, row)
     with pytest.raises(ValueError, match=rf"^data: row {place}: {said}") as refused:
@@ -183,18 +183,18 @@ def test_a_row_that_is_no_task_is_one_line_with_its_number(row: Any, said: str, 
 
 
 @pytest.mark.parametrize("given", ["abc", None, 3, (row for row in "abc"), {"a", "b"}])
-def test_what_is_neither_a_list_nor_like_one_is_refused(given: Any) -> None:
+def test_values_that_are_not_list_like_are_refused(given: Any) -> None:
     with pytest.raises(ValueError, match=r"^tasks: pass a sequence of tasks, such as a list, got "):
         as_tasks(Sums, given)
 
 
-def test_a_list_may_have_rows_behind_tasks() -> None:
+def test_a_list_may_mix_tasks_and_rows() -> None:
     given = [Sum(id="a", prompt="x", answer="1"), {"id": "b", "prompt": "x", "answer": "2"}]
     assert [task.id for task in as_tasks(Sums, given)] == ["a", "b"]
 
 
 class Unsliced:
-    """Tasks that only an index gives."""
+    """Tasks that support indexing but not slicing."""
 
     def __len__(self) -> int:
         return 6
@@ -209,7 +209,7 @@ def dataset() -> Any:
 
 @pytest.mark.parametrize("make", [dataset, lambda: Table(6), Unsliced, lambda: np.array(list(Table(6)), dtype=object)])
 @pytest.mark.parametrize("n", [None, 2])
-async def test_an_env_whose_tasks_are_a_data_set_is_evaluated(make: Callable[[], Any], n: int | None) -> None:
+async def test_an_env_whose_tasks_are_a_data_set_can_be_evaluated(make: Callable[[], Any], n: int | None) -> None:
     class Held(Sums):
         @classmethod
         def tasks(cls, split: Split) -> Any:
@@ -241,7 +241,7 @@ async def test_a_slice_of_a_data_set_is_a_sequence_of_tasks() -> None:
         {"id": "ab", "prompt": "xy", "answer": "12"},
     ],
 )
-def test_a_mapping_that_is_no_slice_of_a_data_set_is_refused(given: Any) -> None:
+def test_a_mapping_that_is_not_a_slice_of_a_data_set_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match=r"^tasks: give one sequence of tasks, got a mapping with the keys"):
         as_tasks(Sums, given)
 
@@ -258,7 +258,7 @@ def test_a_mapping_that_is_no_slice_of_a_data_set_is_refused(given: Any) -> None
         lambda: pytest.importorskip("pandas").DataFrame(list(Table(6))),
     ],
 )
-async def test_tasks_that_are_no_sequence_are_refused_by_the_name_of_the_method(
+async def test_tasks_that_are_not_a_sequence_are_refused_by_the_methods_name(
     make: Callable[[], Any], tmp_path: Path
 ) -> None:
     class Wrong(Sums):

@@ -1,4 +1,4 @@
-"""A sandbox for each task: pools of several sandboxes under one bound."""
+"""A sandbox per task: several kinds of pools that share one limit."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ KINDS = [Process(unsafe=True, memory_mb=memory) for memory in (900, 1000, 1100)]
 
 
 class Counted:
-    """Sandboxes of every kind that are there at this moment, and the most that ever were."""
+    """The number of sandboxes of all kinds at the moment, and the maximum so far."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -31,7 +31,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A sandbox of another library: its pool makes sandboxes when they are needed, and ends them all when it closes."""
+    """Another library's sandbox: its pool creates sandboxes on demand and ends them all when it closes."""
 
     name: str
     counted: Counted = field(compare=False)
@@ -63,7 +63,7 @@ class ForeignPool:
 
 
 async def thirty_rollouts(kinds: list[Any], sandboxes: TaskSandboxPools) -> list[str]:
-    """Thirty at once, in an order of their own."""
+    """Start thirty rollouts at once and return the order in which they got a sandbox."""
     order: list[str] = []
 
     async def play(number: int) -> None:
@@ -79,7 +79,7 @@ async def thirty_rollouts(kinds: list[Any], sandboxes: TaskSandboxPools) -> list
     return order
 
 
-async def test_leases_begin_in_the_order_of_asking_whatever_they_are_for() -> None:
+async def test_leases_start_in_the_order_of_requests_for_all_kinds() -> None:
     sandboxes, counted = TaskSandboxPools(1), Counted()
     try:
         order = await thirty_rollouts([Foreign(name, counted) for name in "abc"], sandboxes)
@@ -89,7 +89,7 @@ async def test_leases_begin_in_the_order_of_asking_whatever_they_are_for() -> No
     assert counted.most == 1
 
 
-async def test_real_sandboxes_are_never_more_than_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_are_never_more_real_sandboxes_than_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     now = most = 0
     start = Process._start
 
@@ -117,7 +117,7 @@ async def test_real_sandboxes_are_never_more_than_the_size(monkeypatch: pytest.M
     assert (now, most) == (0, 2)
 
 
-async def test_pools_that_cannot_end_one_sandbox_are_closed_as_a_whole() -> None:
+async def test_pools_that_cannot_end_a_single_sandbox_are_closed_as_a_whole() -> None:
     counted = Counted()
     sandboxes = TaskSandboxPools(2)
     try:
@@ -150,7 +150,7 @@ class Broken:
         raise SandboxError("no such image")
 
 
-async def test_a_sandbox_that_cannot_be_opened_takes_no_place_from_the_others() -> None:
+async def test_a_sandbox_that_fails_to_open_takes_no_slot_from_the_others() -> None:
     sandboxes = TaskSandboxPools(1)
     try:
         for _ in range(2):
@@ -163,7 +163,7 @@ async def test_a_sandbox_that_cannot_be_opened_takes_no_place_from_the_others() 
         await sandboxes.close()
 
 
-async def test_cancelled_leases_leave_the_places_free() -> None:
+async def test_cancelled_leases_free_their_slots() -> None:
     rng = random.Random(0)
     sandboxes = TaskSandboxPools(2)
 
@@ -207,7 +207,7 @@ class AsTheTaskSays(ag.ToolEnv[MemoryTask]):
 TASKS = [MemoryTask(id=f"{memory}", prompt="?", memory_mb=memory) for memory in (700, 800, None, 900)]
 
 
-async def test_each_task_is_played_in_the_sandbox_that_the_env_chose_for_it() -> None:
+async def test_each_task_runs_in_the_sandbox_that_the_env_chose_for_it() -> None:
     groups = await run_groups(AsTheTaskSays, TASKS, Scripted([say("done")]), n=2, concurrency=2)
     assert [rollout.reward for rollout in groups.rollouts] == [1.0] * 8
     assert (await ag.rollout(AsTheTaskSays, TASKS[1], Scripted([say("done")]))).reward == 1.0
@@ -215,7 +215,7 @@ async def test_each_task_is_played_in_the_sandbox_that_the_env_chose_for_it() ->
     assert [rollout.reward for rollout in evaluation.groups.rollouts] == [1.0] * 4
 
 
-async def test_a_choice_that_raises_fails_its_rollout_alone() -> None:
+async def test_a_sandbox_choice_that_raises_fails_only_its_rollout() -> None:
     class Choosy(AsTheTaskSays):
         @classmethod
         def sandbox_for(cls, task: MemoryTask) -> SandboxSpec | None:
@@ -226,7 +226,7 @@ async def test_a_choice_that_raises_fails_its_rollout_alone() -> None:
     assert "sandbox_for" in str(played.failure)
 
 
-def test_a_choice_without_an_instance_must_be_a_classmethod() -> None:
+def test_a_sandbox_choice_must_be_a_classmethod() -> None:
     with pytest.raises(ValueError, match=r"Wrong\.sandbox_for: put @classmethod on it"):
 
         class Wrong(ag.ToolEnv[MemoryTask]):
@@ -234,7 +234,7 @@ def test_a_choice_without_an_instance_must_be_a_classmethod() -> None:
                 return None
 
 
-async def test_a_sandbox_that_is_given_stands_for_those_of_all_tasks() -> None:
+async def test_an_explicit_sandbox_is_used_for_all_tasks() -> None:
     async with open_sandboxes(AsTheTaskSays, 1, KINDS[0]) as sandboxes:
         assert sandboxes is not None
         async with sandboxes.lease() as sandbox:
@@ -277,7 +277,7 @@ def fails() -> SandboxSpec:
         (fails, "KeyError: 'no such image'"),
     ],
 )
-async def test_what_is_no_sandbox_is_an_env_error_that_names_the_method(
+async def test_a_choice_that_is_not_a_sandbox_is_an_env_error_that_names_the_method(
     monkeypatch: pytest.MonkeyPatch, answer: Any, said: str
 ) -> None:
     monkeypatch.setattr(Undecided, "answer_of", staticmethod(answer))
@@ -288,7 +288,7 @@ async def test_what_is_no_sandbox_is_an_env_error_that_names_the_method(
     assert said in played.failure.message
 
 
-def test_a_choice_that_would_have_to_be_awaited_is_refused_when_the_class_is_made() -> None:
+def test_an_async_sandbox_choice_is_refused_when_the_class_is_created() -> None:
     with pytest.raises(ValueError, match=r"Wrong\.sandbox_for: is not awaited; make it a plain `def`"):
 
         class Wrong(ag.ToolEnv[MemoryTask]):

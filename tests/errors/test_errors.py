@@ -12,7 +12,7 @@ from agentgym.errors import AgentGymError, EnvError, Failure, SandboxError, Tool
 from agentgym.errors.tracebacks import place_of
 
 
-def test_every_error_of_ours_has_one_base() -> None:
+def test_every_agentgym_error_has_the_same_base() -> None:
     raised = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     ours = {
         "SandboxContentError",
@@ -33,7 +33,7 @@ def test_every_error_of_ours_has_one_base() -> None:
 
 
 def test_an_error_without_a_line_names_the_line_that_led_to_it() -> None:
-    late = TimeoutError("late")  # as a time limit of Python 3.11.2 raises it
+    late = TimeoutError("late")  # as asyncio's timeouts raise it in Python 3.11.2
     try:
         raise KeyError("x")
     except KeyError as error:
@@ -46,20 +46,18 @@ def test_an_error_without_a_line_names_the_line_that_led_to_it() -> None:
 @pytest.mark.parametrize(
     "folder", ["home/.local/lib/python3.11/site-packages", "usr/lib/python3/dist-packages", "other/site-packages"]
 )
-def test_a_misspelled_field_is_at_the_users_line_wherever_the_package_of_the_task_is(
-    folder: str, tmp_path: Path
-) -> None:
-    package = tmp_path / folder / "tasks.py"  # pydantic's, or another package's, which raises for the user's line
+def test_a_misspelled_field_is_reported_at_the_users_line(folder: str, tmp_path: Path) -> None:
+    package = tmp_path / folder / "tasks.py"  # an installed package, such as pydantic
     source = "class Task:\n    def __getattr__(self, name):\n        raise AttributeError(name)\n"
     names: dict[str, Any] = {}
     exec(compile(source, package, "exec"), names)
     with pytest.raises(AttributeError) as raised:
         _ = names["Task"]().nope
     place = place_of(raised.value)
-    assert re.fullmatch(r"test_errors\.py:\d+ in test_a_misspelled_field_is_at_the_users_line_\w+", place)
+    assert re.fullmatch(r"test_errors\.py:\d+ in test_a_misspelled_field_is_reported_\w+", place)
 
 
-def test_a_foreign_exception_is_named_once_with_where_and_cause() -> None:
+def test_a_foreign_exception_is_named_once_with_its_place_and_cause() -> None:
     with (
         pytest.raises(EnvError, match=r"^Bugfix\.step: KeyError: 'x', at test_errors\.py:\d+ in ") as raised,
         boundary(EnvError, "Bugfix.step"),
@@ -68,7 +66,7 @@ def test_a_foreign_exception_is_named_once_with_where_and_cause() -> None:
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-def test_our_own_errors_cross_a_boundary_unchanged() -> None:
+def test_agentgym_errors_cross_a_boundary_unchanged() -> None:
     dead = SandboxError("the sandbox died")
     with pytest.raises(SandboxError) as raised, boundary(EnvError, "outer"), boundary(ToolError, "inner"):
         raise dead
@@ -76,32 +74,32 @@ def test_our_own_errors_cross_a_boundary_unchanged() -> None:
 
 
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt])
-def test_what_ends_the_program_is_never_turned_into_an_error(kind: type[BaseException]) -> None:
+def test_exceptions_that_end_the_program_are_never_converted(kind: type[BaseException]) -> None:
     with pytest.raises(kind), boundary(EnvError, "step"):
         raise kind
 
 
-def test_the_end_of_a_coroutine_that_nobody_waits_for_passes() -> None:
+def test_generator_exit_crosses_a_boundary_unchanged() -> None:
     with pytest.raises(GeneratorExit), boundary(EnvError, "step"):
         raise GeneratorExit
 
 
 class Odd(BaseException):
-    """An error that is no Exception."""
+    """An error that is a BaseException but not an Exception."""
 
 
 @pytest.mark.parametrize("kind", [GeneratorExit, Odd])
-async def test_what_is_no_exception_is_an_error_of_the_code_that_raised_it(kind: type[BaseException]) -> None:
+async def test_other_base_exceptions_become_errors_of_the_code_that_raised_them(kind: type[BaseException]) -> None:
     with pytest.raises(EnvError, match=rf"^step: {kind.__name__}: , at test_errors"), boundary(EnvError, "step"):
         raise kind
 
 
-def test_an_exit_inside_a_users_code_is_an_error_of_that_code() -> None:
+def test_an_exit_in_user_code_is_an_error_of_that_code() -> None:
     with pytest.raises(EnvError, match=r"^step: SystemExit: 2, at test_errors"), boundary(EnvError, "step"):
         raise SystemExit(2)
 
 
-def test_a_tool_error_outside_of_a_tool_says_where_it_was_raised() -> None:
+def test_a_tool_error_outside_a_tool_says_where_it_was_raised() -> None:
     with pytest.raises(EnvError, match=r"^reward: ToolError: no, at test_errors"), boundary(EnvError, "reward"):
         raise ToolError("no")
 
@@ -114,12 +112,12 @@ def test_a_tool_error_outside_of_a_tool_says_where_it_was_raised() -> None:
         (BaseExceptionGroup("g", [KeyboardInterrupt()]), True),
     ],
 )
-def test_a_group_of_errors_is_an_error_where_none_of_them_ends_the_program(raised: BaseException, kept: bool) -> None:
+def test_an_exception_group_is_an_error_unless_one_of_them_ends_the_program(raised: BaseException, kept: bool) -> None:
     with pytest.raises(type(raised) if kept else EnvError), boundary(EnvError, "step"):
         raise raised
 
 
-async def test_an_error_of_ours_in_a_group_of_tasks_passes_as_itself_with_its_cause() -> None:
+async def test_an_agentgym_error_in_an_exception_group_is_unwrapped_with_its_cause() -> None:
     async def broken_sandbox() -> None:
         raise broken from cause
 
@@ -138,12 +136,12 @@ async def test_an_error_of_ours_in_a_group_of_tasks_passes_as_itself_with_its_ca
 
 
 @pytest.mark.parametrize("error", [ValueError("v"), ToolError("v")])
-def test_a_group_of_one_error_is_named_after_it(error: Exception) -> None:
+def test_a_group_of_one_error_has_that_errors_name(error: Exception) -> None:
     with pytest.raises(EnvError, match=rf"^step: {type(error).__name__}: v"), boundary(EnvError, "step"):
         raise ExceptionGroup("outer", [ExceptionGroup("inner", [error])])
 
 
-async def test_a_cancelled_error_is_foreign_where_nobody_cancelled_the_task() -> None:
+async def test_a_cancelled_error_is_foreign_if_the_task_was_not_cancelled() -> None:
     shared = asyncio.get_running_loop().create_future()
     shared.cancel()
     with pytest.raises(EnvError, match=r"^step: CancelledError: nobody cancelled") as met, boundary(EnvError, "step"):
@@ -151,7 +149,7 @@ async def test_a_cancelled_error_is_foreign_where_nobody_cancelled_the_task() ->
     assert isinstance(met.value.__cause__, asyncio.CancelledError)
 
 
-async def test_the_cancellation_of_the_task_passes_every_boundary() -> None:
+async def test_cancellation_of_the_task_passes_every_boundary() -> None:
     async def wait() -> None:
         with boundary(EnvError, "step"):
             await asyncio.Event().wait()
@@ -163,7 +161,7 @@ async def test_the_cancellation_of_the_task_passes_every_boundary() -> None:
         await waiting
 
 
-def test_nothing_raised_means_nothing_done() -> None:
+def test_a_boundary_without_an_exception_has_no_effect() -> None:
     with boundary(EnvError, "step"):
         reached = True
     assert reached
@@ -175,7 +173,7 @@ def test_an_error_remembers_the_first_boundary_that_it_crossed() -> None:
     assert raised.value.where == "reward 'fixed'"
 
 
-def test_an_error_of_ours_remembers_it_too_and_one_that_crossed_nothing_names_nothing() -> None:
+def test_an_agentgym_error_also_remembers_it_and_is_empty_before_any_boundary() -> None:
     dead = SandboxError("the sandbox died")
     assert dead.where == ""
     with pytest.raises(SandboxError), boundary(EnvError, "Bugfix.step"):
@@ -183,7 +181,7 @@ def test_an_error_of_ours_remembers_it_too_and_one_that_crossed_nothing_names_no
     assert dead.where == "Bugfix.step"
 
 
-def test_a_failure_of_a_group_of_errors_has_the_traceback_of_each() -> None:
+def test_a_failure_from_an_exception_group_has_each_traceback() -> None:
     with pytest.raises(EnvError) as raised, boundary(EnvError, "step"):
         raise ExceptionGroup("two", [ValueError("one"), KeyError("other")])
     failure = Failure.of(raised.value)
@@ -191,7 +189,7 @@ def test_a_failure_of_a_group_of_errors_has_the_traceback_of_each() -> None:
     assert "KeyError: 'other'" in failure.traceback
 
 
-def test_a_failure_can_be_encoded_whatever_its_error_says() -> None:
+def test_a_failure_can_be_encoded_whatever_its_message_is() -> None:
     error = EnvError("half a character: \ud800")
     error.add_note("\udfff")
     failure = Failure.of(error)

@@ -1,4 +1,4 @@
-"""What a machine has run out of fails the rollout; what a tool's own code used up is the tool's failure."""
+"""Exhausted resources of the machine fail the rollout; those that a tool's own code used up fail only the tool."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ SCRIPT = [call("use"), say("done")]
 
 @contextmanager
 def files_at_most(more: int) -> Iterator[None]:
-    """Let this process open only so many files more."""
+    """Limit this process to this many more open files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
@@ -60,7 +60,7 @@ class Opening(ag.ToolEnv[ag.Task]):
             os.close(file)
 
 
-async def test_a_tool_that_can_open_no_file_because_the_process_has_all_of_them_open_fails_the_rollout() -> None:
+async def test_a_tool_that_fails_because_the_process_has_no_file_left_fails_the_rollout() -> None:
     assert (await ag.rollout(Opening, TASK, Scripted(SCRIPT))).reward == 1.0
     with files_at_most(0):
         rollout = await ag.rollout(Opening, TASK, Scripted(SCRIPT))
@@ -72,11 +72,11 @@ async def test_a_tool_that_can_open_no_file_because_the_process_has_all_of_them_
     assert "test_exhausted.py" in rollout.failure.message
 
 
-async def test_a_tool_that_opens_more_files_than_there_are_at_the_models_request_has_failed_itself() -> None:
+async def test_a_tool_that_opens_too_many_files_itself_fails_only_the_tool() -> None:
     class Greedy(Opening):
         @ag.tool
         async def use(self) -> str:
-            """Open files for as long as there are any."""
+            """Open as many files as possible."""
             files = []
             try:
                 while True:
@@ -91,11 +91,11 @@ async def test_a_tool_that_opens_more_files_than_there_are_at_the_models_request
     assert "failed: OSError" in rollout.segments[0].turns[0].env_messages[0]["content"]
 
 
-async def test_memory_that_a_tool_asks_for_is_the_tools_own_matter() -> None:
+async def test_a_memory_error_of_a_tool_fails_only_the_tool() -> None:
     class Large(Opening):
         @ag.tool
         async def use(self) -> str:
-            """Raise what an allocation of a size that the model chose raises."""
+            """Allocate far too much memory."""
             return "x" * (1 << 62)
 
     rollout = await ag.rollout(Large, TASK, Scripted(SCRIPT))
@@ -104,7 +104,7 @@ async def test_memory_that_a_tool_asks_for_is_the_tools_own_matter() -> None:
 
 
 @pytest.mark.parametrize("method", ["setup", "right"])
-async def test_a_setup_or_a_reward_that_meets_the_end_of_the_descriptors_names_the_machine(method: str) -> None:
+async def test_a_setup_or_reward_that_runs_out_of_file_descriptors_names_the_machine(method: str) -> None:
     async def opens(self: Any) -> None:
         os.close(os.open(os.devnull, os.O_RDONLY))
 
@@ -148,7 +148,7 @@ asyncio.run(main())
 """
 
 
-def test_where_no_thread_can_be_started_no_tool_is_to_blame() -> None:
+def test_if_no_thread_can_be_started_the_tool_is_not_blamed() -> None:
     done = subprocess.run([sys.executable, "-c", NO_THREAD], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "None MachineError no thread can be started on this machine for agentgym-tool plain",
@@ -156,7 +156,7 @@ def test_where_no_thread_can_be_started_no_tool_is_to_blame() -> None:
     ]
 
 
-def test_an_error_says_nothing_of_a_machine_that_has_enough() -> None:
+def test_errors_on_a_machine_with_enough_resources_are_not_blamed_on_it() -> None:
     assert of_machine(OSError(errno.EMFILE, "Too many open files")) is None
     assert of_machine(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")) is None
     assert of_machine(RuntimeError("can't start new thread")) is None
@@ -164,7 +164,7 @@ def test_an_error_says_nothing_of_a_machine_that_has_enough() -> None:
     assert of_machine(OSError(errno.ENOSPC, "No space left on device")) is None
 
 
-async def test_a_rollout_that_met_it_before_an_action_is_played_again() -> None:
+async def test_a_rollout_that_ran_out_of_resources_before_its_first_action_is_retried() -> None:
     class Retried(Opening):
         limits = ag.Limits(retries=1)
         begun = 0
@@ -176,7 +176,7 @@ async def test_a_rollout_that_met_it_before_an_action_is_played_again() -> None:
                 with files_at_most(0):
                     os.open(os.devnull, os.O_RDONLY)
 
-    # The limit is lifted before the look, which then finds a machine that has enough: it is the env's own error.
+    # The limit is lifted before the check, which then finds enough resources, so it counts as the env's own error.
     rollout = await ag.rollout(Retried, TASK, Scripted([say("done")]))
     assert (Retried.begun, rollout.failure and rollout.failure.type) == (1, EnvError.__name__)
 

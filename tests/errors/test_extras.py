@@ -1,4 +1,4 @@
-"""Without an optional package, what needs it is one line that says how to get it."""
+"""If an optional package is missing, the feature that needs it fails with one line that says how to install it."""
 
 import json
 import re
@@ -20,7 +20,7 @@ HEAVY = ("torch", "transformers", "peft", "safetensors", "tokenizers", "jinja2",
 
 
 def last_line(code: str, *names: str) -> str:
-    """What a program ends with where these packages cannot be imported."""
+    """Return the last line of stderr of a program in which these packages cannot be imported."""
     program = BLOCK.format(names=names) + code
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0, done.stdout
@@ -41,7 +41,7 @@ def last_line(code: str, *names: str) -> str:
         ),
     ],
 )
-def test_what_needs_the_train_extra_says_so_in_a_line(code: str, tmp_path: Path) -> None:
+def test_features_that_need_the_train_extra_say_so_in_one_line(code: str, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
     (folder / "adapter_config.json").write_text("{}")
@@ -50,33 +50,33 @@ def test_what_needs_the_train_extra_says_so_in_a_line(code: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
-def test_the_package_that_is_missing_is_the_one_that_is_named(package: str) -> None:
+def test_the_error_names_the_missing_package(package: str) -> None:
     model = str(ROOT / "recipes" / "checkpoints" / "chase")
     line = last_line(f"asyncio.run(ag.TransformersEngine({model!r}).__aenter__())", package)
     assert line == f"agentgym.errors.extras.MissingPackage: {package} is not installed: {TRAIN}"
 
 
-def test_a_docker_sandbox_without_its_package_says_so_in_a_line() -> None:
+def test_a_docker_sandbox_without_its_package_says_so_in_one_line() -> None:
     code = "async def main():\n    async with ag.Docker().open(1): pass\nasyncio.run(main())"
     assert last_line(code, *HEAVY).endswith(f"the docker package is missing: {install_line('docker')}")
 
 
-def test_an_endpoint_without_its_package_says_so_in_a_line() -> None:
+def test_an_endpoint_without_its_package_says_so_in_one_line() -> None:
     line = last_line("asyncio.run(ag.Endpoint('http://localhost/v1', model='m').__aenter__())", "openai")
     assert line.endswith(f"openai is not installed: {install_line('endpoint')}")
 
 
-def test_an_attached_engine_without_transformers_says_so_in_a_line() -> None:
+def test_an_attached_engine_without_transformers_says_so_in_one_line() -> None:
     code = "from agentgym.engines.sglang.model_info import model_facts; model_facts('m', None)"
     assert last_line(code, *HEAVY).endswith(f"transformers is not installed: {TRAIN}")
 
 
-def test_every_name_is_there_without_any_optional_package_but_what_needs_one() -> None:
+def test_all_names_but_the_trainers_work_without_optional_packages() -> None:
     code = "[getattr(ag, n) for n in ag.__all__ if n not in ('Trainer', 'TrainConfig')]"
     assert last_line(f"{code}; sys.exit('all there')", *HEAVY) == "all there"
 
 
-def test_other_missing_modules_and_other_errors_pass_unchanged() -> None:
+def test_other_missing_modules_and_other_errors_are_unchanged() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module") as raised, needs_extra():
         import no_such_module  # type: ignore[import-not-found]  # noqa: F401
     assert not isinstance(raised.value, MissingPackage)
@@ -84,8 +84,8 @@ def test_other_missing_modules_and_other_errors_pass_unchanged() -> None:
         raise KeyError("torch")
 
 
-def test_sglang_is_in_no_other_extra_and_is_never_installed_with_train() -> None:
-    """It pins other versions of torch and transformers than those that the trainer is tested with."""
+def test_sglang_is_in_no_other_extra_and_conflicts_with_train() -> None:
+    """It pins other versions of torch and transformers than the trainer is tested with."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     refused = [{one["extra"] for one in pair} for pair in project["tool"]["uv"]["conflicts"]]
@@ -108,7 +108,7 @@ def installed_from(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
     )
 
 
-def test_the_line_that_installs_an_extra_names_what_agentgym_was_installed_from(
+def test_the_install_line_of_an_extra_names_the_source_of_the_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel = tmp_path / "my wheels" / "agentgym_kit-0.1.0-py3-none-any.whl"
@@ -122,14 +122,14 @@ def test_the_line_that_installs_an_extra_names_what_agentgym_was_installed_from(
     "said",
     [None, "no JSON", "[]", '{"url": "file:///is/gone.whl"}', '{"url": "https://example.com/agentgym.whl"}'],
 )
-def test_an_installation_from_elsewhere_names_the_distribution(
+def test_the_install_line_of_other_installations_names_the_distribution(
     said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed_from(monkeypatch, said)
     assert install_line("view") == "pip install 'agentgym-kit[view]'"
 
 
-def test_nothing_tells_a_user_to_install_another_projects_package_of_that_name() -> None:
+def test_no_text_tells_a_user_to_install_another_projects_package() -> None:
     told = re.compile(r"(pip install|uv add)( -\S+)* ['\"]?agentgym\b(?![-/._])")
     folders = ("agentgym", "docs", "envs", "recipes", "templates")
     pages = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in KINDS]

@@ -1,6 +1,6 @@
-"""An evaluation that goes on by one rollout for each line on stdin, and prints the name of each that it begins.
+"""An evaluation that advances by one rollout per line on stdin, and prints the name of each rollout that it starts.
 
-With a number behind its folder it waits for nothing, and plays so many tasks, several rollouts at once.
+If a number follows the folder, it doesn't wait for lines, and runs that many tasks with several rollouts at once.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from agentgym.types.completion import Completion
 
 TASKS, K = 5, 3
 AT_ONCE = 4
-"""Rollouts at once, where it waits for nothing."""
+"""Concurrent rollouts if it doesn't wait for lines."""
 
 
 class Echo(ag.ToolEnv[ag.Task]):
-    """Worth 1 where the answer is yes."""
+    """The right answer is "yes"."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -30,7 +30,7 @@ class Echo(ag.ToolEnv[ag.Task]):
 
 
 class Waiting(Scripted):
-    """Answers a turn when a line comes."""
+    """Generates a turn when a line arrives."""
 
     free = False
 

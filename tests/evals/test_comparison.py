@@ -1,4 +1,4 @@
-"""Which evaluations are compared, what is refused, and what is said of too few tasks."""
+"""Which evaluations are compared, which are refused, and the warning about too few tasks."""
 
 import sqlite3
 from contextlib import closing
@@ -37,7 +37,7 @@ def write(folder: Path, places: dict[tuple[str, int], float], *, tasks: int = 4)
     return folder
 
 
-def test_of_a_run_the_evaluation_after_training_is_compared_unless_another_is_asked_for(tmp_path: Path) -> None:
+def test_compare_uses_a_runs_evaluation_after_training_unless_a_phase_is_given(tmp_path: Path) -> None:
     one = write(tmp_path / "one", PLACES)
     other = write(tmp_path / "other", {("eval", 2): 1.0, ("train", 2): 0.0, ("eval_after", 4): 0.5})
     found = ag.compare(one, other)
@@ -48,7 +48,7 @@ def test_of_a_run_the_evaluation_after_training_is_compared_unless_another_is_as
     assert lines[:2] == ["one         before training", "other       after 4 steps of training"]
 
 
-def test_an_evaluation_that_a_run_does_not_hold_is_refused_with_those_that_it_holds(tmp_path: Path) -> None:
+def test_a_missing_evaluation_of_a_run_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
     run = write(tmp_path / "run", {("eval_before", 0): 0.0, ("train", 0): 0.0, ("eval", 2): 1.0})
     with pytest.raises(AgentGymError, match=r"^phase: .*has no evaluation 'after'; it has before, 0, 2; choose one"):
         ag.compare(run, run)
@@ -58,14 +58,14 @@ def test_an_evaluation_that_a_run_does_not_hold_is_refused_with_those_that_it_ho
         ag.compare(run, run, phase=("0", "2", "2"))
 
 
-def test_an_evaluation_of_its_own_is_compared_whatever_phase_is_asked_of_a_run(tmp_path: Path) -> None:
+def test_the_phase_does_not_apply_to_a_separate_evaluation(tmp_path: Path) -> None:
     run = write(tmp_path / "run", PLACES)
     alone = write(tmp_path / "alone", {("eval", 0): 1.0})
     found = ag.compare(run, alone, phase="before")
     assert (found.means, found.sides) == ((0.25, 1.0), ("before training", ""))
 
 
-def test_an_id_that_ends_with_thousands_of_digits_is_no_number_of_an_attempt(tmp_path: Path) -> None:
+def test_a_suffix_of_thousands_of_digits_is_not_an_attempt_number(tmp_path: Path) -> None:
     one, other = write(tmp_path / "one", {("eval", 0): 1.0}), write(tmp_path / "other", {("eval", 0): 0.0})
     for folder in (one, other):
         with closing(sqlite3.connect(folder / "rollouts.sqlite")) as store, store:
@@ -73,7 +73,7 @@ def test_an_id_that_ends_with_thousands_of_digits_is_no_number_of_an_attempt(tmp
     assert ag.compare(one, other).means == (1.0, 0.0)
 
 
-def test_a_task_whose_rollouts_all_failed_is_left_out_and_no_other_task(tmp_path: Path) -> None:
+def test_only_tasks_whose_rollouts_all_failed_are_left_out(tmp_path: Path) -> None:
     one, other = write(tmp_path / "one", {("eval", 0): 1.0}), write(tmp_path / "other", {("eval", 0): 0.0}, tasks=3)
     with RolloutWriter(other, done=9) as writer:
         why = Failure(type="EngineError", message="down")
@@ -87,7 +87,7 @@ def test_a_task_whose_rollouts_all_failed_is_left_out_and_no_other_task(tmp_path
 
 
 @pytest.mark.parametrize("differences", [[0.5] * 4, [1.0, 0.5, 0.0, 0.0, 0.25], [0.5] * 6, [0.0, 0.0]])
-def test_the_least_p_is_that_of_differences_of_one_sign(differences: list[float]) -> None:
+def test_the_least_possible_p_is_that_of_differences_with_the_same_sign(differences: list[float]) -> None:
     assert least_p(differences) == pytest.approx(sign_flip_p(differences))
 
 
@@ -95,13 +95,13 @@ def test_the_least_p_is_that_of_differences_of_one_sign(differences: list[float]
     ("differing", "said"),
     [(5, "5 of 7 tasks differ: too few for a p below 0.05"), (0, "no task differs: too few"), (6, None)],
 )
-def test_too_few_tasks_for_any_small_p_are_named(differing: int, said: str | None) -> None:
+def test_too_few_tasks_for_a_small_p_give_a_warning(differing: int, said: str | None) -> None:
     rewards = {str(number): (0.0, float(number < differing)) for number in range(7)}
     text = "\n".join(comparison_lines(Comparison(rewards=rewards), 5))
     assert said in text if said else "too few" not in text
 
 
-async def test_two_of_the_same_rewards_are_not_said_to_be_surely_alike() -> None:
+async def test_identical_rewards_are_not_reported_as_certainly_equal() -> None:
     class Fixed(ag.ToolEnv[ag.Task]):
         @classmethod
         def tasks(cls, split: str) -> list[ag.Task]:
@@ -132,7 +132,7 @@ def evaluation(rewards: dict[str, list[float | None]], k: int) -> ag.Evaluation:
     return ag.Evaluation(groups=Groups(groups), k=k)
 
 
-def test_as_many_attempts_are_compared_on_both_sides_those_of_one_number_first() -> None:
+def test_both_sides_compare_equally_many_attempts_matched_by_number_first() -> None:
     one = evaluation({"a": [1.0, 0.0, None, 0.5], "b": [0.0, 0.0, 0.0, 0.0]}, k=4)
     other = evaluation({"a": [None, 1.0], "b": [1.0, 1.0]}, k=2)
     found = ag.compare(one, other)

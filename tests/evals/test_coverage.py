@@ -1,4 +1,4 @@
-"""The intervals and p-values of evaluations, against simulated ones whose true values are known."""
+"""The intervals and p-values of evaluations, checked on simulated ones whose true values are known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import comb
@@ -11,13 +11,13 @@ from agentgym.evals.statistics import Array, beta_quantile, intervals, pass_at_k
 
 Rng = np.random.Generator
 Played = Callable[[Rng, float, tuple[int, int, int]], Array]
-"""Rewards of evaluations x tasks x attempts of this mean."""
+"""A function that draws rewards with this mean, of shape [evaluations, tasks, attempts]."""
 MEANS = (0.02, 0.1, 0.5, 0.98)
 TASKS = (8, 32, 128)
 ATTEMPTS = (1, 4)
 LEAST, MOST = 0.93, 0.97
 LITTLE = 0.1
-"""The share of evaluations with an exact bound up to which a case is held to MOST."""
+"""Cases are only held to MOST if the share of evaluations with an exact bound is below this."""
 
 
 def beta(rng: Rng, mean: float, strength: float, shape: Sequence[int]) -> Array:
@@ -25,12 +25,12 @@ def beta(rng: Rng, mean: float, strength: float, shape: Sequence[int]) -> Array:
 
 
 def alike(rng: Rng, mean: float, shape: tuple[int, int, int]) -> Array:
-    """0 or 1; every task is as hard as the others."""
+    """Draw 0 or 1; all tasks are equally hard."""
     return (rng.random(shape) < mean).astype(float)
 
 
 def unlike(strength: float) -> Played:
-    """0 or 1; the tasks differ in their chance, the more the smaller the strength is."""
+    """Return a function that draws 0 or 1; the smaller the strength, the more the tasks' chances differ."""
 
     def play(rng: Rng, mean: float, shape: tuple[int, int, int]) -> Array:
         return (rng.random(shape) < beta(rng, mean, strength, (*shape[:2], 1))).astype(float)
@@ -39,17 +39,17 @@ def unlike(strength: float) -> Played:
 
 
 def fractions(strength: float) -> Played:
-    """Any value from 0 to 1; the smaller the strength, the further apart."""
+    """Return a function that draws values from 0 to 1; the smaller the strength, the more they spread."""
     return lambda rng, mean, shape: beta(rng, mean, strength, shape)
 
 
 def quarters(rng: Rng, mean: float, shape: tuple[int, int, int]) -> Array:
-    """Four parts, each of which is right or wrong, of tasks that are not equally hard."""
+    """Draw scores of four parts, each right or wrong; the tasks are not equally hard."""
     return rng.binomial(4, beta(rng, mean, 3.0, (*shape[:2], 1)), shape) / 4
 
 
 def rare(rng: Rng, mean: float, shape: tuple[int, int, int]) -> Array:
-    """A little for the form, and 1 on the few tasks that are solved; mirrored for a mean above a half."""
+    """Draw a little for the form, and 1 for the few tasks that are solved; mirrored for a mean above 0.5."""
     form = min(mean, 1 - mean) / 2
     solved = rng.random((*shape[:2], 1)) < form / (1 - form)
     rewards = np.where(solved, 1.0, 2 * form * rng.random(shape))
@@ -69,9 +69,11 @@ KINDS: Mapping[str, Played] = {
 
 
 def covered(values: Array, true: float, *, least: float = 0.0, most: float = 1.0) -> tuple[float, float]:
-    """The share of the evaluations whose interval holds the true value, and of those with an exact bound.
+    """Return how often the interval contains the true value, and how often its bound is exact.
 
-    Exact are Clopper and Pearson's bounds, of values of 0 and 1, and the bound of tasks that were missed.
+    Both are shares of the evaluations. Exact bounds are Clopper and Pearson's, for values of 0 and 1, and the bound
+    for
+    unseen tasks.
     """
     low, high = intervals(values, least=least, most=most)
     unseen = 1 - 0.025 ** (1 / values.shape[1])
@@ -82,7 +84,7 @@ def covered(values: Array, true: float, *, least: float = 0.0, most: float = 1.0
 
 
 def check(share: float, exact: float, *, of: int, at_most: bool, case: object) -> None:
-    """Assert that a coverage is as promised, but for three standard errors of the simulation."""
+    """Assert that a coverage is as promised, within three standard errors of the simulation."""
     assert share >= LEAST - 3 * (LEAST * (1 - LEAST) / of) ** 0.5, (case, share)
     if at_most and exact < LITTLE:
         assert share <= MOST + 3 * (MOST * (1 - MOST) / of) ** 0.5, (case, share)
@@ -101,19 +103,19 @@ def check_intervals(tasks: int, attempts: int, runs: int) -> int:
 
 
 @pytest.mark.parametrize(("tasks", "attempts", "limited"), [(8, 4, 0), (32, 1, 3), (128, 4, 10)])
-def test_an_interval_holds_the_true_mean_as_often_as_it_says(tasks: int, attempts: int, limited: int) -> None:
+def test_an_interval_contains_the_true_mean_as_often_as_promised(tasks: int, attempts: int, limited: int) -> None:
     assert check_intervals(tasks, attempts, 100) >= limited
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attempts", ATTEMPTS)
 @pytest.mark.parametrize("tasks", TASKS)
-def test_an_interval_holds_the_true_mean_in_every_case(tasks: int, attempts: int) -> None:
+def test_an_interval_contains_the_true_mean_in_every_case(tasks: int, attempts: int) -> None:
     check_intervals(tasks, attempts, 2000)
 
 
 def check_passes(tasks: int, attempts: int, runs: int) -> None:
-    """Check the intervals of pass@k and pass^k, whose true values are known for tasks that are alike."""
+    """Check the intervals of pass@k and pass^k, whose true values are known if all tasks are equally hard."""
     rng = np.random.default_rng(3)
     for mean in MEANS:
         solved = alike(rng, mean, (runs, tasks, attempts)).sum(2).astype(int)
@@ -124,14 +126,14 @@ def check_passes(tasks: int, attempts: int, runs: int) -> None:
                 check(share, exact, of=runs, at_most=False, case=(tasks, attempts, mean, k, estimate.__name__))
 
 
-def test_the_intervals_of_both_passes_hold_the_true_chance() -> None:
+def test_intervals_of_pass_at_k_and_pass_hat_k_contain_the_true_value() -> None:
     check_passes(32, 4, 100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attempts", ATTEMPTS)
 @pytest.mark.parametrize("tasks", TASKS)
-def test_the_intervals_of_both_passes_hold_the_true_chance_in_every_case(tasks: int, attempts: int) -> None:
+def test_intervals_of_pass_at_k_and_pass_hat_k_contain_the_true_value_in_every_case(tasks: int, attempts: int) -> None:
     check_passes(tasks, attempts, 2000)
 
 
@@ -149,19 +151,19 @@ def check_differences(tasks: int, attempts: int, runs: int) -> None:
             check(share, exact, of=runs, at_most=at_most, case=(tasks, attempts, pair, kind))
 
 
-def test_the_interval_of_a_difference_holds_the_true_one() -> None:
+def test_the_interval_of_a_difference_contains_the_true_difference() -> None:
     check_differences(32, 4, 50)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attempts", ATTEMPTS)
 @pytest.mark.parametrize("tasks", TASKS)
-def test_the_interval_of_a_difference_holds_the_true_one_in_every_case(tasks: int, attempts: int) -> None:
+def test_the_interval_of_a_difference_contains_the_true_difference_in_every_case(tasks: int, attempts: int) -> None:
     check_differences(tasks, attempts, 2000)
 
 
 def check_p(monkeypatch: pytest.MonkeyPatch, tasks: int, attempts: int, mean: float, kind: str, runs: int) -> None:
-    """Check that p is at most as often small as it says when both models are the same; tasks may differ."""
+    """Check that small p-values are no more frequent than they claim if both models are the same; tasks may differ."""
     monkeypatch.setattr(statistics, "RESAMPLES", 199)
     rng = np.random.default_rng(5)
     chances = beta(rng, mean, 2.0, (runs, tasks, 1))
@@ -177,7 +179,7 @@ def check_p(monkeypatch: pytest.MonkeyPatch, tasks: int, attempts: int, mean: fl
 
 
 @pytest.mark.parametrize(("tasks", "mean", "kind"), [(8, 0.1, "0 or 1"), (32, 0.5, "fractions")])
-def test_p_is_no_smaller_than_chance_makes_it(
+def test_small_p_values_are_not_too_frequent_by_chance(
     monkeypatch: pytest.MonkeyPatch, tasks: int, mean: float, kind: str
 ) -> None:
     check_p(monkeypatch, tasks, 1, mean, kind, 150)
@@ -187,7 +189,7 @@ def test_p_is_no_smaller_than_chance_makes_it(
 @pytest.mark.parametrize("kind", ["0 or 1", "fractions"])
 @pytest.mark.parametrize("attempts", ATTEMPTS)
 @pytest.mark.parametrize("tasks", TASKS)
-def test_p_is_no_smaller_than_chance_makes_it_in_every_case(
+def test_small_p_values_are_not_too_frequent_by_chance_in_every_case(
     monkeypatch: pytest.MonkeyPatch, tasks: int, attempts: int, kind: str
 ) -> None:
     for mean in MEANS:
@@ -195,7 +197,7 @@ def test_p_is_no_smaller_than_chance_makes_it_in_every_case(
 
 
 @pytest.mark.parametrize(("solved", "tasks"), [(0, 8), (1, 8), (16, 32), (2, 128), (127, 128)])
-def test_the_bounds_of_values_of_0_and_1_are_those_of_the_binomial_distribution(solved: int, tasks: int) -> None:
+def test_bounds_for_values_of_0_and_1_are_those_of_the_binomial_distribution(solved: int, tasks: int) -> None:
     values = np.array([[1.0] * solved + [0.0] * (tasks - solved)])
     [low], [high] = intervals(values, least=0.0, most=1.0)
 
@@ -216,5 +218,5 @@ def test_the_bounds_of_values_of_0_and_1_are_those_of_the_binomial_distribution(
         (2.0, 2.0, 0.9057007),  # the root of 3x^2 - 2x^3 = 0.975
     ],
 )
-def test_quantiles_of_the_beta_distribution_are_those_in_closed_form(a: float, b: float, found: float) -> None:
+def test_beta_quantiles_agree_with_their_closed_form(a: float, b: float, found: float) -> None:
     assert beta_quantile(0.975, np.array([a]), np.array([b]))[0] == pytest.approx(found, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Evaluations: what was played, how much of it was solved, what failed."""
+"""Evaluations: which tasks are run, how many of them are solved, and what failed."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from agentgym.types.rollout import Group, Rollout
 
 
 class Guess(ag.ToolEnv[ag.Task]):
-    """Worth 1 where the answer is the task's id."""
+    """The right answer is the task's id."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -33,7 +33,7 @@ class Guess(ag.ToolEnv[ag.Task]):
 
 
 class NoTest(Guess):
-    """Has training tasks alone."""
+    """Has only training tasks."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -56,7 +56,7 @@ def group(name: str, *rewards: float | None) -> Group:
 
 
 @pytest.mark.parametrize("engine", [None, [say("101")], Scripted])
-async def test_what_is_no_engine_is_refused_with_what_to_give(engine: Any) -> None:
+async def test_a_value_that_is_not_an_engine_is_refused_with_what_to_pass(engine: Any) -> None:
     told = pytest.raises(TypeError, match=r"^engine: must be an engine, got .*TransformersEngine\(MODEL\).*Scripted\(")
     with told:
         await ag.evaluate(Guess, engine)
@@ -68,7 +68,7 @@ async def test_what_is_no_engine_is_refused_with_what_to_give(engine: Any) -> No
         Scheduler(Guess, Guess.tasks("test"), engine, Schedule(group_size=1))
 
 
-async def test_the_held_out_tasks_are_played_k_times_each() -> None:
+async def test_each_held_out_task_is_run_k_times() -> None:
     evaluation = await ag.evaluate(Guess, Scripted(lambda text: say("101")), n=3, k=2)
     assert evaluation.rewards == {"100": (0.0, 0.0), "101": (1.0, 1.0), "102": (0.0, 0.0)}
     assert evaluation.reward == pytest.approx(1 / 3)
@@ -77,12 +77,12 @@ async def test_the_held_out_tasks_are_played_k_times_each() -> None:
     assert (evaluation.failed, evaluation.failures) == (0, [])
 
 
-async def test_given_tasks_are_played_instead() -> None:
+async def test_given_tasks_replace_the_held_out_ones() -> None:
     evaluation = await ag.evaluate(Guess, Scripted(lambda text: say("1")), tasks=Guess.tasks("train")[:2])
     assert evaluation.rewards == {"0": (0.0,), "1": (1.0,)}
 
 
-def test_pass_at_k_is_the_share_of_draws_of_k_that_hold_a_solved_one() -> None:
+def test_pass_at_k_is_the_share_of_samples_of_size_k_with_a_solved_rollout() -> None:
     rewards = {"a": (1.0, 0.0, 0.0, 0.0), "b": (1.0, 1.0, 0.0, None), "c": (0.0, None, None, None)}
     evaluation = Evaluation(groups=Groups([group(name, *of) for name, of in rewards.items()]), k=4)
     assert evaluation.pass_at(1) == pytest.approx((1 / 4 + 2 / 3 + 0) / 3)
@@ -92,7 +92,7 @@ def test_pass_at_k_is_the_share_of_draws_of_k_that_hold_a_solved_one() -> None:
     assert math.isnan(Evaluation(groups=Groups([group("c", None)]), k=1).reward)
 
 
-async def test_what_cannot_be_played_is_refused() -> None:
+async def test_evaluations_that_cannot_run_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^n, k: must be at least 1"):
         await ag.evaluate(Guess, Scripted([]), n=0)
     with pytest.raises(ValueError, match=r"^tasks: the sequence is empty"):
@@ -114,18 +114,18 @@ async def test_what_cannot_be_played_is_refused() -> None:
         ({"sandboxes": 3}, TypeError, r"^sandboxes: must be an open pool of sandboxes, got 3"),
     ],
 )
-async def test_an_argument_of_another_type_is_named(arguments: Any, error: type[Exception], said: str) -> None:
+async def test_an_argument_of_the_wrong_type_is_named(arguments: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         await ag.evaluate(Guess, Scripted([say("101")]), **arguments)
 
 
-async def test_sandboxes_that_are_not_open_are_refused_in_a_single_rollout() -> None:
+async def test_unopened_sandboxes_are_refused_in_a_single_rollout() -> None:
     with pytest.raises(TypeError, match=r"^sandboxes: must be an open pool of sandboxes, .*open it"):
         await ag.rollout(Guess, Guess.tasks("test")[0], Scripted([say("1")]), sandboxes=ag.AnySandbox())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("n", "warned"), [(400, True), (5, False), (None, False)])
-async def test_fewer_tasks_than_were_asked_for_are_warned_of(
+async def test_fewer_tasks_than_requested_give_a_warning(
     n: int | None, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     evaluation = await ag.evaluate(Guess, Scripted([say("101")]), n=n)
@@ -134,7 +134,7 @@ async def test_fewer_tasks_than_were_asked_for_are_warned_of(
 
 
 class Parts(Guess):
-    """Has two rewards, of which one is a part, and a tool that fails."""
+    """Has two rewards, one of which is a part, and a tool that fails."""
 
     @ag.tool
     def look(self) -> str:
@@ -150,7 +150,7 @@ class Parts(Guess):
         return float(self.answer == "101") / 2
 
 
-async def test_an_evaluation_says_its_parts_and_what_solves_a_task(tmp_path: Path) -> None:
+async def test_an_evaluation_reports_its_named_rewards_and_the_solved_threshold(tmp_path: Path) -> None:
     engine = Scripted([call("look"), call("nothing"), say("101")])
     evaluation = await ag.evaluate(Parts, engine, n=2, k=2, solved=0.9, output_dir=tmp_path)
     assert evaluation.named_rewards() == {"right": pytest.approx(0.8), "kind": pytest.approx(0.5)}
@@ -183,18 +183,18 @@ async def test_an_evaluation_says_its_parts_and_what_solves_a_task(tmp_path: Pat
         ({"output_dir": ""}, "output_dir: must be a path, got ''"),
     ],
 )
-async def test_an_argument_that_means_nothing_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+async def test_invalid_arguments_are_refused_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"^{said}"):
         await ag.evaluate(Guess, Scripted([say("101")]), **given)
 
 
 @pytest.mark.parametrize("solved", [float("nan"), "1", True])
-async def test_what_solves_a_task_is_a_number(solved: Any) -> None:
+async def test_the_solved_threshold_must_be_a_finite_number(solved: Any) -> None:
     with pytest.raises(ValueError, match=r"^solved: must be a finite number"):
         await ag.evaluate(Guess, Scripted([say("101")]), solved=solved)
 
 
-async def test_a_folder_is_not_resumed_with_fewer_tasks_or_attempts_than_it_holds(tmp_path: Path) -> None:
+async def test_a_folder_is_not_resumed_with_fewer_tasks_or_attempts_than_it_has(tmp_path: Path) -> None:
     engine = Scripted([say("101")])
     await ag.evaluate(Guess, engine, n=4, k=2, output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^n, tasks: .*of 2 tasks that are not among these 2, such as '102'.*n=4"):

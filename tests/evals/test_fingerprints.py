@@ -1,4 +1,4 @@
-"""A resumed evaluation is of one model: another one, under the same name, is refused with what differs."""
+"""A resumed evaluation belongs to one model: another model under the same name is refused, with the difference."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from tests.engines.endpoint.chat_server import Request, Sent, chat_server, said
 
 
 class Even(ag.ToolEnv[ag.Task]):
-    """Worth 1 for an answer of an even number of letters."""
+    """Rewards answers with an even number of letters."""
 
     limits = ag.Limits(turns=1, turn_tokens=4)
 
@@ -41,7 +41,7 @@ class Even(ag.ToolEnv[ag.Task]):
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an adapter of the tiny model, whose weights are those of the base."""
+    """Create an adapter of the tiny model that leaves the base's weights unchanged."""
 
     async def made(folder: Path) -> Path:
         async with Trainer("tiny", ag.TrainConfig()) as trainer:
@@ -59,7 +59,7 @@ async def resumed(model: Any, folder: Path, n: int = 2, **settings: Any) -> ag.E
     return await ag.evaluate(Even, model, n=n, output_dir=folder, resume=True, **settings)
 
 
-async def test_an_engine_that_was_given_an_adapter_is_another_model(tmp_path: Path, adapter: Path) -> None:
+async def test_an_engine_with_an_adapter_is_another_model(tmp_path: Path, adapter: Path) -> None:
     read = read_adapter(adapter)
     async with ag.TransformersEngine("tiny") as engine:
         await begun(engine, tmp_path)
@@ -73,12 +73,12 @@ async def test_an_engine_that_was_given_an_adapter_is_another_model(tmp_path: Pa
             await resumed(engine, tmp_path / "adapted")
         await engine.load_adapter(None, version=8)
         assert (await resumed(engine, tmp_path, n=4)).resumed == 2
-    async with ag.TransformersEngine("tiny") as engine:  # in another process it is the same
+    async with ag.TransformersEngine("tiny") as engine:  # as in another process: the fingerprint is the same
         await engine.load_adapter(read_adapter(adapter), version=1)
         assert (await resumed(engine, tmp_path / "adapted", n=4)).resumed == 2
 
 
-async def test_weights_of_a_whole_model_and_of_a_loaded_one_are_told_apart(tmp_path: Path) -> None:
+async def test_weights_of_different_full_and_loaded_models_are_distinguished(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     async with ag.TransformersEngine("tiny") as engine:
@@ -113,7 +113,7 @@ async def test_another_chat_template_or_context_is_another_model(tmp_path: Path)
 
 
 @pytest.mark.parametrize("run", [False, True])
-async def test_an_adapter_that_training_went_on_writing_is_refused_though_all_is_played(
+async def test_a_changed_adapter_is_refused_even_if_nothing_is_left_to_run(
     run: bool, tmp_path: Path, adapter: Path
 ) -> None:
     from safetensors.torch import load_file, save_file
@@ -129,7 +129,7 @@ async def test_an_adapter_that_training_went_on_writing_is_refused_though_all_is
         await resumed(model, tmp_path / "eval")
 
 
-async def test_a_models_folder_whose_files_were_changed_is_refused(tmp_path: Path) -> None:
+async def test_a_model_folder_with_changed_files_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(find_model("tiny"), folder)
     await begun(folder, tmp_path / "eval")
@@ -141,7 +141,7 @@ async def test_a_models_folder_whose_files_were_changed_is_refused(tmp_path: Pat
         await resumed(folder, tmp_path / "eval")
 
 
-async def test_a_folder_is_the_same_model_by_any_path_and_as_an_open_engine(
+async def test_a_folder_is_the_same_model_by_any_path_or_as_an_open_engine(
     tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(find_model("tiny"))
@@ -156,7 +156,7 @@ async def test_a_folder_is_the_same_model_by_any_path_and_as_an_open_engine(
             await resumed(engine, tmp_path / "eval", n=4)
 
 
-def test_a_model_of_which_nothing_was_known_in_common_is_refused(tmp_path: Path) -> None:
+def test_models_without_comparable_fingerprints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text("{}")
     hold_models(tmp_path, {"": {"files": "a"}})
     with pytest.raises(
@@ -165,7 +165,7 @@ def test_a_model_of_which_nothing_was_known_in_common_is_refused(tmp_path: Path)
         hold_models(tmp_path, {"": {"weights": "a"}})
 
 
-def test_a_large_file_is_known_by_parts_of_it(tmp_path: Path) -> None:
+def test_a_large_file_is_fingerprinted_by_samples(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     with file.open("wb") as made:
         made.truncate(WHOLE + 5)
@@ -177,7 +177,7 @@ def test_a_large_file_is_known_by_parts_of_it(tmp_path: Path) -> None:
     assert model_files("nobody/nothing") == model_files("no name") == ""
 
 
-async def test_a_named_model_is_held_too(tmp_path: Path) -> None:
+async def test_a_changed_model_role_is_refused_too(tmp_path: Path) -> None:
     judge: Any = Scripted([say("1")], model_name="judge")
     await begun(Scripted(lambda text: say("ab")), tmp_path, models={"judge": judge})
     judge.version = 2
@@ -185,7 +185,7 @@ async def test_a_named_model_is_held_too(tmp_path: Path) -> None:
         await resumed(Scripted(lambda text: say("ab")), tmp_path, models={"judge": judge})
 
 
-async def test_an_engine_of_the_users_own_may_say_what_its_answers_depend_on(tmp_path: Path) -> None:
+async def test_a_user_defined_engine_may_provide_its_fingerprint(tmp_path: Path) -> None:
     class Own(Scripted):
         rules = "first"
 
@@ -199,7 +199,7 @@ async def test_an_engine_of_the_users_own_may_say_what_its_answers_depend_on(tmp
         await resumed(engine, tmp_path)
 
 
-async def test_a_folder_that_kept_no_fingerprint_is_resumed_and_keeps_one(tmp_path: Path) -> None:
+async def test_a_folder_without_a_fingerprint_is_resumed_and_gets_one(tmp_path: Path) -> None:
     await begun("tiny", tmp_path)
     settings = json.loads((tmp_path / "settings.json").read_text())
     kept = settings.pop("fingerprints")
@@ -223,7 +223,7 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def test_every_setting_of_an_endpoint_that_changes_answers_is_in_its_name_and_no_other() -> None:
+def test_an_endpoints_name_has_exactly_the_settings_that_change_its_output() -> None:
     def named(**settings: Any) -> str:
         return name_of(ag.Endpoint("http://x/v1", model="m", **settings))
 
@@ -233,10 +233,10 @@ def test_every_setting_of_an_endpoint_that_changes_answers_is_in_its_name_and_no
     assert max(map(len, names)) < 100
     assert names[1] == 'http://x/v1 m extra_body={"reasoning_effort": "high"}'
     judge = ag.Endpoint("http://x/v1", model="m", tools="prompt")
-    assert model_name(judge) == named(tools="prompt")  # the answers of a judge are kept under this name
+    assert model_name(judge) == named(tools="prompt")  # a judge's replies are stored under this name
 
 
-async def test_an_endpoint_of_other_settings_or_that_serves_another_model_now_is_refused(tmp_path: Path) -> None:
+async def test_an_endpoint_with_other_settings_or_another_model_is_refused(tmp_path: Path) -> None:
     served = ["first"]
 
     def answers(request: Request, number: int) -> Sent:
@@ -260,7 +260,7 @@ async def test_an_endpoint_of_other_settings_or_that_serves_another_model_now_is
                 await resumed(endpoint, tmp_path / "opened")
 
 
-async def test_what_servers_were_given_is_known_by_what_is_in_it(adapter: Path) -> None:
+async def test_adapters_on_servers_are_fingerprinted_by_content(adapter: Path) -> None:
     fleet = Fleet([], SGLangConfig(adapters="tensors"), Path())
     read = read_adapter(adapter)
     policies = [(await fleet._packed(given, 1))[0] for given in (None, read, read_adapter(adapter))]

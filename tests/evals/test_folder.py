@@ -1,4 +1,4 @@
-"""The folder of an evaluation: on a full disk, and moved, removed or taken while it is played."""
+"""The folder of an evaluation: on a full disk, and moved, removed or locked by another process while it runs."""
 
 import asyncio
 import os
@@ -24,12 +24,12 @@ from tests.files.limits import files_up_to, removed
 from tests.store.test_store import group, rollout
 
 DEEDS: dict[int, Callable[[], object]] = {}
-"""What happens while a task is scored, by its number."""
+"""What happens while a task is scored, by the task's number."""
 TASKS = 12
 
 
 class Deeds(ag.ToolEnv[ag.Task]):
-    """Does something while a task is scored, and is worth 1."""
+    """Calls a function of the test while a task is scored; the reward is 1."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
@@ -43,7 +43,7 @@ class Deeds(ag.ToolEnv[ag.Task]):
 
 @pytest.fixture
 def disk() -> Iterator[ExitStack]:
-    """What makes the disk full, if it was entered, until the end of the test."""
+    """Yield a stack for contexts that fill the disk; they end with the test."""
     with ExitStack() as stack:
         yield stack
     DEEDS.clear()
@@ -61,7 +61,7 @@ def stored(folder: Path) -> list[str]:
 ALL = sorted(map(str, range(TASKS)))
 
 
-async def test_an_evaluation_on_a_full_disk_returns_its_result_and_resumes_what_was_not_kept(
+async def test_an_evaluation_on_a_full_disk_returns_its_result_and_reruns_lost_rollouts(
     tmp_path: Path, disk: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     DEEDS[4] = lambda: disk.enter_context(files_up_to(2_000))
@@ -78,7 +78,7 @@ async def test_an_evaluation_on_a_full_disk_returns_its_result_and_resumes_what_
     assert (again.resumed, again.not_kept, stored(tmp_path / "eval")) == (len(kept), 0, ALL)
 
 
-async def test_rollouts_that_did_not_fit_are_written_when_there_is_room(tmp_path: Path, disk: ExitStack) -> None:
+async def test_rollouts_that_did_not_fit_are_written_when_there_is_space(tmp_path: Path, disk: ExitStack) -> None:
     DEEDS.update({4: lambda: disk.enter_context(files_up_to(2_000)), 8: disk.close})
     found = await played(tmp_path / "eval")
     assert (found.not_kept, stored(tmp_path / "eval")) == (0, ALL)
@@ -86,7 +86,7 @@ async def test_rollouts_that_did_not_fit_are_written_when_there_is_room(tmp_path
 
 
 @pytest.mark.parametrize("how", ["moved", "removed", "taken"])
-async def test_an_evaluation_whose_folder_goes_away_keeps_all_that_was_played(
+async def test_an_evaluation_whose_folder_disappears_stores_all_of_its_rollouts(
     tmp_path: Path, disk: ExitStack, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def take() -> None:
@@ -110,7 +110,7 @@ async def test_an_evaluation_whose_folder_goes_away_keeps_all_that_was_played(
     assert any("while it was written to" in message or "has taken the folder" in message for message in caplog.messages)
 
 
-async def test_tasks_that_are_named_and_those_of_a_split_are_two_evaluations(tmp_path: Path) -> None:
+async def test_named_tasks_and_the_tasks_of_a_split_are_different_evaluations(tmp_path: Path) -> None:
     await played(tmp_path / "eval")
     chosen = [ag.Task(id="t0", prompt="Say 0.")]
     with pytest.raises(ValueError, match=r"^tasks: .* was started with tasks of the split 'test'; use the same"):
@@ -119,7 +119,7 @@ async def test_tasks_that_are_named_and_those_of_a_split_are_two_evaluations(tmp
 
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("name", ["settings.json", "summary.json", "notes.txt"])
-async def test_an_evaluation_takes_no_folder_that_holds_something_else(tmp_path: Path, name: str, resume: bool) -> None:
+async def test_an_evaluation_refuses_a_folder_with_other_content(tmp_path: Path, name: str, resume: bool) -> None:
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / name).write_text('{"my": 1}')
     with pytest.raises(ValueError, match=r"contains '\w+\.\w+' but no evaluation|was started with None"):
@@ -151,7 +151,7 @@ def evaluation(scored: int, failed: int, **more: Any) -> Evaluation:
         (evaluation(9, 0, resumed=9), 0, "nothing to run: all 9 rollouts are already in"),
     ],
 )
-def test_a_script_can_tell_how_an_evaluation_went(
+def test_the_exit_code_tells_how_an_evaluation_went(
     found: Evaluation, code: int, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert exit_status(found, tmp_path) == code
@@ -160,7 +160,7 @@ def test_a_script_can_tell_how_an_evaluation_went(
     assert bool(said) == bool(err)
 
 
-def test_evaluations_and_rescores_of_one_second_have_folders_of_their_own(
+def test_evaluations_and_rescores_of_the_same_second_have_different_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "eval").mkdir()
@@ -172,24 +172,24 @@ def test_evaluations_and_rescores_of_one_second_have_folders_of_their_own(
     assert len(set(folders)) == 3
     assert all(Path(folder).is_dir() for folder in folders)
     assert cli.main(["rescore", "eval", "--env", "nowhere:None"]) == 1
-    assert len(list((tmp_path / "eval").glob("rescored-*"))) == 3  # of one that was refused nothing is left
+    assert len(list((tmp_path / "eval").glob("rescored-*"))) == 3  # the refused one leaves nothing
 
 
-async def test_rollouts_without_the_settings_that_they_were_played_with_are_not_resumed(tmp_path: Path) -> None:
+async def test_rollouts_without_their_settings_are_not_resumed(tmp_path: Path) -> None:
     await played(tmp_path)
     (tmp_path / "settings.json").unlink()
     with pytest.raises(ValueError, match=r"^output_dir: .* holds rollouts, but its settings\.json is missing"):
         await played(tmp_path, resume=True)
 
 
-async def test_whole_numbers_of_numpy_are_kept_as_whole_numbers(tmp_path: Path) -> None:
+async def test_numpy_integers_are_stored_as_integers(tmp_path: Path) -> None:
     numbers: dict[str, Any] = {"n": np.int64(2), "k": np.int64(1), "seed": np.int64(3), "concurrency": np.int64(1)}
     assert (await ag.evaluate(Deeds, Scripted([say("x")]), output_dir=tmp_path, **numbers)).seed == 3
     resumed = await ag.evaluate(Deeds, Scripted([say("x")]), n=2, seed=3, output_dir=tmp_path, resume=True)
     assert resumed.resumed == 2
 
 
-async def test_an_evaluation_whose_folder_cannot_be_made_again_has_its_result_and_says_what_is_lost(
+async def test_an_evaluation_whose_folder_cannot_be_recreated_reports_what_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def in_the_way() -> None:
@@ -202,7 +202,7 @@ async def test_an_evaluation_whose_folder_cannot_be_made_again_has_its_result_an
     assert f"{tmp_path}/above/eval could not be written" in caplog.text
 
 
-async def test_an_evaluation_whose_folder_can_be_made_again_later_keeps_all_that_was_played(tmp_path: Path) -> None:
+async def test_an_evaluation_whose_folder_can_be_recreated_later_loses_no_rollout(tmp_path: Path) -> None:
     def in_the_way() -> None:
         removed(tmp_path / "above")
         (tmp_path / "above").write_text("a file")
@@ -213,9 +213,7 @@ async def test_an_evaluation_whose_folder_can_be_made_again_later_keeps_all_that
     assert (await played(tmp_path / "above/eval", resume=True)).resumed == TASKS
 
 
-def test_the_models_of_a_lost_folder_on_a_full_disk_are_left_out_until_there_is_room(
-    tmp_path: Path, disk: ExitStack
-) -> None:
+def test_model_names_of_a_lost_folder_are_omitted_while_the_disk_is_full(tmp_path: Path, disk: ExitStack) -> None:
     settings = {"seed": 0, "more": "x" * 2000}
     with kept_in(tmp_path / "eval", settings, {}, [], {}, k=1, resume=False, retry_failed=False) as kept:
         removed(tmp_path / "eval")

@@ -1,4 +1,4 @@
-"""Rewards computed again: without a change they are what they were, and what a play alone knows is refused by name."""
+"""Recomputed rewards: they stay the same if nothing changed; state that only a live rollout has is refused by name."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class Word(ag.Task):
 
 
 class Words(ag.ToolEnv[Word]):
-    """Worth 1 for the word; half of that for few letters, and an extra of each group's longest answer."""
+    """Rewards the word, and at half weight short answers and tool calls; a group's longest answer gets a bonus."""
 
     bonus: ClassVar[float] = 0.5
     context = ag.Compact(at=None, turns=1)
@@ -58,7 +58,7 @@ class Words(ag.ToolEnv[Word]):
 
 
 class Lenient(Words):
-    """Takes any word that ends so."""
+    """Accepts any word with the same last three letters."""
 
     bonus = 0.0
 
@@ -85,7 +85,7 @@ def stored(folder: Path) -> dict[str, Rollout]:
         return {found.rollout.rollout_id: found.rollout for found in store.find()}
 
 
-async def test_rewards_that_did_not_change_are_computed_again_as_they_were(tmp_path: Path) -> None:
+async def test_unchanged_rewards_are_recomputed_as_they_were(tmp_path: Path) -> None:
     played = await played_in(tmp_path)
     done = await rescore(played, Words, tmp_path / "again")
     assert (done.rollouts, done.reward.changed, done.kept, done.failures) == (6, 0, 0, [])
@@ -93,7 +93,7 @@ async def test_rewards_that_did_not_change_are_computed_again_as_they_were(tmp_p
     assert all(same(stored(tmp_path / "again")[name], rollout) for name, rollout in stored(played).items())
 
 
-async def test_what_is_kept_of_tokens_goes_along(tmp_path: Path) -> None:
+async def test_a_rescore_copies_the_token_bytes(tmp_path: Path) -> None:
     played = await played_in(tmp_path)
     await rescore(played, Words, tmp_path / "again")
     with RolloutStore(played) as before, RolloutStore(tmp_path / "again") as after:
@@ -101,7 +101,7 @@ async def test_what_is_kept_of_tokens_goes_along(tmp_path: Path) -> None:
         assert after.token_bytes("", [ord("n"), 256]) == {ord("n"): b"n", 256: b"<|im_start|>"}
 
 
-async def test_other_rewards_are_said_and_stand_beside_the_old_ones(
+async def test_changed_rewards_are_reported_and_stored_next_to_the_old_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played = await played_in(tmp_path)
@@ -129,7 +129,7 @@ async def test_other_rewards_are_said_and_stand_beside_the_old_ones(
     assert json.loads((tmp_path / "new/settings.json").read_text())["env"].endswith(":Words")
 
 
-async def test_a_rollout_without_a_reward_stays_without_one_and_one_whose_reward_raises_loses_it(
+async def test_a_failed_rollout_stays_unscored_and_a_raising_reward_removes_the_score(
     tmp_path: Path,
 ) -> None:
     played = stored(await played_in(tmp_path))
@@ -220,16 +220,14 @@ class Answers(Words):
         (Answers, r"^Answers: reward 'right' reads self\.answer, "),
     ],
 )
-async def test_a_reward_that_reads_what_only_a_play_sets_is_refused_by_name(
-    tmp_path: Path, env: type[Words], told: str
-) -> None:
+async def test_a_reward_that_reads_live_state_is_refused_by_name(tmp_path: Path, env: type[Words], told: str) -> None:
     played = await played_in(tmp_path)
     with pytest.raises(EnvError, match=told):
         await rescore(played, env, tmp_path / "again")
     assert os.listdir(tmp_path) == ["played"]  # noqa: PTH208
 
 
-async def test_an_env_that_restores_what_its_rewards_read_is_asked(tmp_path: Path) -> None:
+async def test_restore_played_can_restore_the_state_that_rewards_read(tmp_path: Path) -> None:
     class Restored(Counting):
         def restore_played(self, rollout: Rollout) -> None:
             self.looks = sum(len(message.get("tool_calls", ())) for message in rollout.messages)
@@ -240,7 +238,7 @@ async def test_an_env_that_restores_what_its_rewards_read_is_asked(tmp_path: Pat
     assert set(done.rewards["few"].after) == {0.0, 1.0}
 
 
-async def test_the_draws_of_a_rescore_are_of_the_seed_that_was_played_with(tmp_path: Path) -> None:
+async def test_a_rescore_draws_from_the_seed_of_the_original_rollouts(tmp_path: Path) -> None:
     class Noted(Scripted):
         def __init__(self) -> None:
             super().__init__(lambda text: say("1"))
@@ -281,7 +279,7 @@ async def test_the_draws_of_a_rescore_are_of_the_seed_that_was_played_with(tmp_p
     ],
     ids=lambda value: f"{value!r:.20}",
 )
-async def test_settings_that_name_no_env_are_a_sentence(
+async def test_settings_without_an_env_give_an_error_message(
     env: Any, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = (await played_in(tmp_path)) / "settings.json"
@@ -291,7 +289,7 @@ async def test_settings_that_name_no_env_are_a_sentence(
     assert (told in said, said.count("\n"), len(said) < 1000) == (True, 1, True), said[:1000]
 
 
-async def test_a_rescore_follows_no_link_in_its_place(tmp_path: Path) -> None:
+async def test_a_rescore_does_not_follow_a_link_at_its_path(tmp_path: Path) -> None:
     played = await played_in(tmp_path)
     (tmp_path / "taken").symlink_to("nothing")
     with pytest.raises(ValueError, match="taken already exists"):
@@ -302,7 +300,7 @@ async def test_a_rescore_follows_no_link_in_its_place(tmp_path: Path) -> None:
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-async def test_what_cannot_be_scored_again_is_refused_in_one_line(
+async def test_rollouts_that_cannot_be_rescored_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Steps(ag.Env[Word]):

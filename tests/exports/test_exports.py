@@ -1,4 +1,4 @@
-"""Rollouts written for other programs, and trajectories of ATIF read back."""
+"""Rollouts exported for other programs, and ATIF trajectories read back."""
 
 import json
 import re
@@ -70,7 +70,7 @@ WHOLE: Sequence[Reply] = [
     raw("<tool_call>\nno JSON\n</tool_call>"),
     say("done"),
 ]
-"""A turn with two calls, a sub-agent, two forks, a compaction, and a call that is no JSON."""
+"""A turn with two calls, a sub-agent, two forks, a compaction, and a call that isn't valid JSON."""
 
 
 async def play(replies: Sequence[Reply] = WHOLE, name: str = "t/0") -> Rollout:
@@ -99,7 +99,7 @@ def contents(folder: Path, names: str = "*") -> dict[str, bytes]:
 
 
 def without_ids(rollout: Rollout) -> Rollout:
-    """The rollout as if its model had given its calls no ids."""
+    """Return the rollout as if its model had given its calls no ids."""
 
     def bare(message: Any) -> Any:
         kept = {name: value for name, value in message.items() if name != "tool_call_id"}
@@ -122,7 +122,7 @@ def without_ids(rollout: Rollout) -> Rollout:
 
 
 def counted(rollout: Rollout) -> Rollout:
-    """The rollout as if an endpoint had played it, which counts tokens and does not say their ids."""
+    """Return the rollout as if an endpoint had generated it, which reports token counts but no token ids."""
     segments = [
         replace(
             s,
@@ -139,7 +139,7 @@ def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_a_segment_holds_the_tools_that_its_model_was_shown(tmp_path: Path) -> None:
+async def test_a_segment_contains_the_tools_that_its_model_was_offered(tmp_path: Path) -> None:
     rollout = await play()
     names = [[tool["function"]["name"] for tool in segment.tools] for segment in rollout.segments]
     assert names == [["look", "ask", "split"], ["look"], *[["look", "ask", "split"]] * 3]
@@ -148,7 +148,7 @@ async def test_a_segment_holds_the_tools_that_its_model_was_shown(tmp_path: Path
     assert same(found, rollout)
 
 
-async def test_trajectories_come_back_as_the_rollouts_that_they_were_made_of(
+async def test_trajectories_are_read_back_as_the_same_rollouts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of_endpoint = counted(rollout := await play([call("look"), say("done")], "t/1"))
@@ -180,7 +180,7 @@ async def test_trajectories_are_valid_for_harbor(tmp_path: Path, capsys: pytest.
     assert found[0].to_json_dict() == json.loads(contents(tmp_path / "export-atif")[first])
 
 
-async def test_a_trajectory_has_each_turn_its_ids_and_who_was_asked(
+async def test_a_trajectory_has_each_turn_with_its_ids_and_agent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rollout = await play()
@@ -207,7 +207,7 @@ async def test_a_trajectory_has_each_turn_its_ids_and_who_was_asked(
     assert [step["source"] for step in copied] == ["system", "user", "agent", "agent", "agent"]
 
 
-async def test_lines_for_trainers_are_the_conversations_worth_imitating(
+async def test_sft_lines_are_the_conversations_worth_imitating(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = await ag.rollout(Desk, TASK, Scripted([say("x" * 50)]), rollout_id="t/1", sampling=ag.Sampling(max_tokens=9))
@@ -244,7 +244,7 @@ async def test_lines_for_trainers_are_the_conversations_worth_imitating(
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_lines_for_openai_answer_each_call_and_weigh_no_message_twice(
+async def test_openai_lines_have_a_result_for_each_call_and_weigh_no_message_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], named: bool
 ) -> None:
     rollout = await play()
@@ -263,7 +263,7 @@ async def test_lines_for_openai_answer_each_call_and_weigh_no_message_twice(
     assert weights == [[1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1]]
 
 
-async def test_lines_are_read_by_the_package_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_package_datasets_can_read_the_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     datasets = pytest.importorskip("datasets", reason="needs the package datasets")
     write(tmp_path, await play([call("look", at="a"), call("split"), say("l"), say("\ud800"), say("done")]))
     run(capsys, "export", tmp_path, "--to", "sft")
@@ -273,7 +273,7 @@ async def test_lines_are_read_by_the_package_datasets(tmp_path: Path, capsys: py
 
 
 def trajectory(**changes: Any) -> dict[str, Any]:
-    """One of another agent, as small as ATIF allows."""
+    """Return another agent's trajectory, with as little as ATIF allows."""
     return {
         "schema_version": "ATIF-v1.5",
         "session_id": "other",
@@ -298,7 +298,7 @@ def trajectory(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_a_trajectory_of_another_agent_is_a_rollout_whose_ids_only_count(
+def test_another_agents_trajectory_is_a_rollout_with_token_counts_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.json").write_text(json.dumps(trajectory(continued_trajectory_ref="b.json")))
@@ -320,7 +320,7 @@ def test_a_trajectory_of_another_agent_is_a_rollout_whose_ids_only_count(
     assert run(capsys, "export", tmp_path / "run", "--to", "sft", "--unscored")[0].startswith("1 rollouts, 2 conv")
 
 
-def test_a_trajectory_of_another_agent_with_its_ids_has_turns_of_the_first_policy(tmp_path: Path) -> None:
+def test_another_agents_trajectory_with_token_ids_has_turns_of_policy_version_0(tmp_path: Path) -> None:
     first = {"prompt_token_ids": [1, 2], "completion_token_ids": [3, 4], "logprobs": [-0.5, -0.25]}
     second = {"prompt_token_ids": [1, 2, 3, 4, 5], "completion_token_ids": [6], "logprobs": [-1.0]}
     given = trajectory()
@@ -337,7 +337,7 @@ def test_a_trajectory_of_another_agent_with_its_ids_has_turns_of_the_first_polic
     ]
 
 
-def test_a_sub_agent_in_a_file_of_its_own_is_a_segment_of_the_rollout(tmp_path: Path) -> None:
+def test_a_sub_agent_in_a_separate_file_is_a_segment_of_the_rollout(tmp_path: Path) -> None:
     given = trajectory()
     ref = {"trajectory_id": "other#1", "trajectory_path": "sub.json"}
     given["steps"][1]["observation"]["results"][0]["subagent_trajectory_ref"] = [ref]
@@ -359,13 +359,13 @@ def test_a_sub_agent_in_a_file_of_its_own_is_a_segment_of_the_rollout(tmp_path: 
         ({"continued_trajectory_ref": "a.json"}, "a.json twice"),
     ],
 )
-def test_what_is_no_trajectory_is_refused_with_its_field(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_invalid_trajectories_are_refused_by_field(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     (tmp_path / "a.json").write_text(json.dumps(trajectory(**changes)))
     with pytest.raises(ValueError, match=told):
         read_atif(tmp_path / "a.json")
 
 
-async def test_images_of_a_rollout_are_files_beside_its_trajectory_and_come_back_from_there(
+async def test_a_rollouts_images_are_files_next_to_its_trajectory_and_are_read_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Looks(Desk):
@@ -396,7 +396,7 @@ def shown(path: Any, **source: Any) -> dict[str, Any]:
     return trajectory(steps=[{"step_id": 1, "source": "user", "message": [{"type": "text", "text": "Look:"}, part]}])
 
 
-def test_an_image_of_another_agents_trajectory_is_read_from_its_folder_alone(tmp_path: Path) -> None:
+def test_images_of_another_agents_trajectory_are_only_read_from_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "one"
     (folder / "images").mkdir(parents=True)
     (folder / "images/a.png").write_bytes(PNG)
@@ -420,7 +420,7 @@ def test_an_image_of_another_agents_trajectory_is_read_from_its_folder_alone(tmp
 
 
 @pytest.mark.parametrize("to", ["atif", "sft", "openai"])
-async def test_a_link_in_the_place_of_an_export_is_refused(
+async def test_a_link_in_place_of_an_export_is_refused(
     to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "run", await play())
@@ -431,7 +431,7 @@ async def test_a_link_in_the_place_of_an_export_is_refused(
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_an_import_follows_no_link_in_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_import_does_not_follow_a_link_at_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_text(json.dumps(trajectory()))
     (tmp_path / "taken").symlink_to("nothing")
     assert cli.main(["import", str(tmp_path / "a.json"), "--output-dir", str(tmp_path / "taken")]) == 1
@@ -442,7 +442,7 @@ def test_an_import_follows_no_link_in_its_place(tmp_path: Path, capsys: pytest.C
     assert (contents(tmp_path / "elsewhere"), len(rollouts_of(tmp_path / "new"))) == ({}, 1)
 
 
-async def test_what_cannot_be_exported_is_said_in_one_line_and_leaves_nothing(
+async def test_a_failed_export_gives_one_line_and_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, await play([say("no")]))

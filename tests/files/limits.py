@@ -1,4 +1,4 @@
-"""Disks and folders that are taken from whoever writes to them, for tests: by the system's own means."""
+"""Helpers that take disk space or folders away from a process that writes, using the system's own means."""
 
 import errno
 import resource
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def files_up_to(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond a size, in bytes: a write beyond it is refused with EFBIG."""
+    """Let no file of this process grow beyond a size in bytes: a write beyond it fails with EFBIG."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -20,7 +20,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 def removed(folder: Path) -> None:
-    """Remove a folder to which a thread of this process may write."""
+    """Remove a folder while a thread of this process may be writing to it."""
     while True:
         try:
             shutil.rmtree(folder)

@@ -1,7 +1,7 @@
-"""A process on whose file systems nothing can be locked: the kernel refuses flock and fcntl's locks, by seccomp.
+"""A process that can lock no file: the kernel refuses flock and fcntl locks through seccomp.
 
-Run as `python -m tests.files.no_locks FOLDER ERRNO`: it holds the folder, writes and reads a store there, says
-"held", and waits for the end of its stdin.
+Run as `python -m tests.files.no_locks FOLDER ERRNO`: it holds the folder, writes and reads a store there, prints
+"held", and waits for the end of stdin.
 """
 
 import ctypes
@@ -12,18 +12,18 @@ import sys
 from pathlib import Path
 
 CALLS = {"x86_64": (73, 72), "aarch64": (32, 25)}
-"""The numbers of flock and fcntl, by machine."""
+"""The system call numbers of flock and fcntl, by machine."""
 LOCKS = (5, 6, 7, 36, 37, 38)
-"""The commands of fcntl that look at locks, set them or wait for them."""
+"""The fcntl commands that query, set or wait for locks."""
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def refuse_locks(errno: int) -> None:
-    """Let flock, and the locks of fcntl, fail in this process from now on."""
+    """Make flock and fcntl locks fail in this process from here on."""
     flock, fcntl = CALLS[platform.machine()]
     code = [
-        (_LOAD, 0, 0, 0),  # the number of the call
+        (_LOAD, 0, 0, 0),  # the system call number
         (_EQUAL, len(LOCKS) + 3, 0, flock),
         (_EQUAL, 0, len(LOCKS) + 1, fcntl),
         (_LOAD, 0, 0, 24),  # its second argument
@@ -34,7 +34,7 @@ def refuse_locks(errno: int) -> None:
     packed = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in code))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(packed)))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    assert prctl(38, 1, 0, 0, 0) == 0, "no new privileges"
+    assert prctl(38, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS failed, without which there are no filters"
     assert prctl(22, 2, ctypes.byref(program), 0, 0) == 0, "seccomp"
 
 

@@ -1,4 +1,4 @@
-"""Disks that do not take what is written."""
+"""Disks that refuse writes."""
 
 import errno
 import os
@@ -18,18 +18,18 @@ from tests.files.limits import files_up_to
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
-def test_each_error_of_a_disk_is_known_with_its_words(code: int) -> None:
+def test_each_disk_error_is_recognized(code: int) -> None:
     assert disk_trouble(OSError(code, os.strerror(code))) == os.strerror(code)
-    wrapped = AgentGymError(f"rank 0: OSError: [Errno {code}] {os.strerror(code)}")  # what another process says of it
+    wrapped = AgentGymError(f"rank 0: OSError: [Errno {code}] {os.strerror(code)}")  # as another process reports it
     assert disk_trouble(wrapped) == os.strerror(code)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "no"), ValueError("28"), KeyError("a"), TimeoutError()])
-def test_another_error_is_none_of_a_disk(error: Exception) -> None:
+def test_other_errors_are_not_disk_errors(error: Exception) -> None:
     assert disk_trouble(error) is None
 
 
-def test_what_torch_and_safetensors_and_sqlite_say_of_a_disk_is_known(tmp_path: Path) -> None:
+def test_disk_errors_of_torch_safetensors_and_sqlite_are_recognized(tmp_path: Path) -> None:
     large = np.zeros(100_000, np.float32)
     store = sqlite3.connect(tmp_path / "store", isolation_level=None)
     store.execute("CREATE TABLE t (a)")
@@ -46,7 +46,7 @@ def test_what_torch_and_safetensors_and_sqlite_say_of_a_disk_is_known(tmp_path: 
     assert all(found), found
 
 
-def test_a_file_that_does_not_fit_is_as_it_was_before_and_the_error_names_it(tmp_path: Path) -> None:
+def test_a_file_that_does_not_fit_is_unchanged_and_the_error_names_it(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write_whole(path, "before")
     with files_up_to(100), pytest.raises(OSError, match=r"^\[Errno 27\] .*summary.json'$"):
@@ -55,7 +55,7 @@ def test_a_file_that_does_not_fit_is_as_it_was_before_and_the_error_names_it(tmp
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_not_written_is_counted_each_time_and_said_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_writes_are_counted_each_time_and_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     said: list[str] = []
@@ -74,7 +74,7 @@ def test_what_is_not_written_is_counted_each_time_and_said_once_a_minute(monkeyp
         refusals.attempt("a checkpoint", lambda: 1 / 0, then="")
 
 
-def test_a_path_that_cannot_be_asked_for_is_not_gone(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_checked_does_not_count_as_gone(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     found = {name: is_gone(tmp_path / name) for name in ("file", "none", "file/below", "loop", "x" * 300)}

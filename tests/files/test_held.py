@@ -1,4 +1,4 @@
-"""Folders that are moved, removed, replaced and taken while a process writes to them."""
+"""Folders that are moved, removed, replaced or locked by another process while a process writes to them."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def locked_elsewhere(folder: Path) -> bool:
-    """Whether somebody else, who opens the folder's lock, finds it locked."""
+    """Return whether another process would find the folder's lock taken."""
     with (folder / LOCK).open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -29,13 +29,13 @@ def locked_elsewhere(folder: Path) -> bool:
     return False
 
 
-def test_a_folder_that_stays_where_it_is_has_not_changed(path: Path) -> None:
+def test_a_folder_that_stays_in_place_has_not_changed(path: Path) -> None:
     with hold_folder(path) as held:
         assert held.follow() is None
         assert held.path == path
 
 
-def test_a_folder_is_found_where_it_was_moved_to_also_twice(path: Path) -> None:
+def test_a_folder_is_found_after_it_was_moved_even_twice(path: Path) -> None:
     with hold_folder(path) as held:
         for name in ("one", "two"):
             now = path.with_name(name)
@@ -51,7 +51,7 @@ def test_a_folder_is_found_where_it_was_moved_to_also_twice(path: Path) -> None:
     assert not (now / LOCK).exists()
 
 
-def test_a_folder_that_was_removed_is_made_again_and_locked(path: Path) -> None:
+def test_a_removed_folder_is_recreated_and_locked(path: Path) -> None:
     with hold_folder(path) as held:
         shutil.rmtree(path)
         change = held.follow()
@@ -63,7 +63,7 @@ def test_a_folder_that_was_removed_is_made_again_and_locked(path: Path) -> None:
     assert not (path / LOCK).exists()
 
 
-def test_a_folder_that_was_removed_and_taken_by_another_run_is_made_beside_it(path: Path) -> None:
+def test_if_another_run_took_a_removed_folder_a_new_one_is_created_next_to_it(path: Path) -> None:
     with hold_folder(path) as held:
         shutil.rmtree(path)
         path.mkdir()
@@ -76,7 +76,7 @@ def test_a_folder_that_was_removed_and_taken_by_another_run_is_made_beside_it(pa
 
 
 @pytest.mark.parametrize("how", ["removed", "restored from a copy"])
-def test_a_lock_that_was_removed_is_taken_again(path: Path, how: str) -> None:
+def test_a_removed_lock_is_acquired_again(path: Path, how: str) -> None:
     with hold_folder(path) as held:
         (path / LOCK).unlink()
         if how != "removed":
@@ -86,7 +86,7 @@ def test_a_lock_that_was_removed_is_taken_again(path: Path, how: str) -> None:
     assert not (path / LOCK).exists()
 
 
-def test_a_folder_whose_lock_another_process_has_taken_is_left_to_it(path: Path) -> None:
+def test_a_folder_whose_lock_another_process_holds_is_left_to_it(path: Path) -> None:
     with hold_folder(path) as held:
         (path / LOCK).unlink()
         with hold_folder(path):
@@ -102,7 +102,7 @@ def open_handles() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_handles_are_closed(path: Path) -> None:
+def test_folder_handles_are_closed(path: Path) -> None:
     before = open_handles()
     held = LockedFolder(path)
     shutil.rmtree(path)
@@ -112,13 +112,13 @@ def test_handles_are_closed(path: Path) -> None:
 
 
 def in_the_way(path: Path) -> None:
-    """Put a file where the folder above was: no folder can be made there."""
+    """Put a file in place of the parent folder, so that no folder can be created there."""
     shutil.rmtree(path.parent)
     path.parent.write_text("a file")
 
 
 @pytest.mark.parametrize("how", ["follow", "leave"])
-def test_a_folder_that_cannot_be_made_stays_held_until_it_can(tmp_path: Path, how: str) -> None:
+def test_a_folder_that_cannot_be_created_stays_held_until_it_can(tmp_path: Path, how: str) -> None:
     (path := tmp_path / "above" / "run").mkdir(parents=True)
     with hold_folder(path) as held:
         in_the_way(path)
@@ -130,18 +130,18 @@ def test_a_folder_that_cannot_be_made_stays_held_until_it_can(tmp_path: Path, ho
         assert (change.path, change.lost) == (path, True)
 
 
-def test_of_threads_that_follow_a_removed_folder_at_once_one_makes_it(path: Path) -> None:
+def test_only_one_of_several_threads_recreates_a_removed_folder(path: Path) -> None:
     before = open_handles()
     with hold_folder(path) as held, ThreadPoolExecutor(8) as threads:
         for _ in range(20):
             shutil.rmtree(held.path)
             changes = [made.result() for made in [threads.submit(held.follow) for _ in range(8)]]
             assert [change.path for change in changes if change is not None] == [path]
-    assert open_handles() <= before  # what earlier tests left may be closed meanwhile
+    assert open_handles() <= before  # handles of earlier tests may be closed in the meantime
     assert not path.with_name("run-2").exists()
 
 
-def test_a_lock_that_cannot_be_made_again_is_said_and_ends_nothing(
+def test_a_lock_that_cannot_be_recreated_is_logged_and_ends_nothing(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with hold_folder(path) as held:

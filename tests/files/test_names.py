@@ -1,4 +1,4 @@
-"""Names of folders, and commands that can be typed."""
+"""Folder names, and commands that can be pasted into a shell."""
 
 import os
 import shlex
@@ -10,29 +10,27 @@ import pytest
 from agentgym.files.names import command, drop_unused, free_name, new_folder, shown, whole_path
 
 
-def test_folders_that_are_asked_for_in_one_second_are_different_ones(tmp_path: Path) -> None:
+def test_new_folders_of_the_same_second_have_different_names(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         made = list(pool.map(lambda _: new_folder(tmp_path / "runs/hello"), range(48)))
     assert len(set(made)) == 48
     assert all(folder.is_dir() for folder in made)
 
 
-def test_a_folder_in_the_way_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
     with pytest.raises(ValueError, match=r"^output_dir: .*/runs/hello/.* cannot be created \(a file is in its way\)"):
         new_folder(tmp_path / "runs/hello")
 
 
-def test_a_path_is_whole_whatever_the_working_folder_is_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_stays_valid_if_the_working_directory_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = whole_path("runs/a")
     monkeypatch.chdir("/")
     assert path == tmp_path / "runs/a"
 
 
-def test_a_relative_path_in_a_folder_that_was_removed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_in_a_removed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -40,7 +38,7 @@ def test_a_relative_path_in_a_folder_that_was_removed_is_refused(
         whole_path("runs/a")
 
 
-def test_a_folder_that_nothing_was_written_to_is_dropped_with_those_that_were_made_for_it(tmp_path: Path) -> None:
+def test_an_unused_new_folder_is_removed_with_the_parents_created_for_it(tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
     unused, used = new_folder(tmp_path / "runs/a"), new_folder(tmp_path / "runs/b")
     (used / "settings.json").touch()
@@ -55,14 +53,14 @@ def test_a_folder_that_nothing_was_written_to_is_dropped_with_those_that_were_ma
     ]
 
 
-def test_the_free_name_is_the_first_that_is_not_taken(tmp_path: Path) -> None:
+def test_the_free_name_is_the_first_unused_one(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run-2").symlink_to("nowhere")
     assert free_name(tmp_path / "run") == tmp_path / "run-3"
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "it's", '"', "$HOME", "a;b", "-x", "*", "plain"])
-def test_a_command_is_read_by_a_shell_as_it_was_meant(
+def test_a_shell_reads_a_printed_command_as_intended(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -70,7 +68,7 @@ def test_a_command_is_read_by_a_shell_as_it_was_meant(
     assert shlex.split(command("show", tmp_path / "runs" / name))[-2:] == ["show", f"runs/{name}"]
 
 
-def test_a_path_is_shown_whole_where_the_shell_s_folder_is_not_the_process_s(
+def test_a_path_is_printed_in_full_if_the_shell_is_in_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PWD", str(tmp_path))

@@ -1,4 +1,4 @@
-"""A file system without locks, and one that machines share."""
+"""A file system without locks, and one that several machines share."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ def held(folder: Path, code: int) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.skipif(platform.machine() not in CALLS, reason="the numbers of the calls are not known here")
+@pytest.mark.skipif(platform.machine() not in CALLS, reason="the system call numbers of this machine are not known")
 @pytest.mark.parametrize(
     "code",
     [
@@ -42,8 +42,8 @@ def held(folder: Path, code: int) -> "subprocess.Popen[str]":
         pytest.param(errno.ENOLCK, id="NFS without locks", marks=pytest.mark.slow),
     ],
 )
-def test_without_locks_one_process_writes_and_the_next_takes_over_when_it_was_killed(tmp_path: Path, code: int) -> None:
-    with RolloutWriter(tmp_path) as writer:  # in write-ahead mode, as on the disk that the folder was copied from
+def test_without_locks_one_process_writes_and_the_next_takes_over_after_a_kill(tmp_path: Path, code: int) -> None:
+    with RolloutWriter(tmp_path) as writer:  # in write-ahead mode, as on the disk from which the folder was copied
         writer.add([group(rollout("first/0"))], step=0)
     first = held(tmp_path, code)
     assert first.stdout is not None
@@ -60,7 +60,7 @@ def test_without_locks_one_process_writes_and_the_next_takes_over_when_it_was_ki
     assert not (tmp_path / ".lock").exists()
 
 
-def test_a_store_on_a_network_is_written_without_the_write_ahead_log(
+def test_a_store_on_a_network_file_system_has_no_write_ahead_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def mode() -> str:
@@ -76,11 +76,11 @@ def test_a_store_on_a_network_is_written_without_the_write_ahead_log(
         writer.add([group(rollout("b/0"))], step=0)
         writer.flush()
         assert sorted(found.rollout.rollout_id for found in store.find()) == ["a/0", "b/0"]
-    assert mode() == "delete"  # which is what a connection says that has no write-ahead log
+    assert mode() == "delete"  # the default mode, without a write-ahead log
     assert [f"{FILE} is on NFS" in message for message in caplog.messages] == [True]
 
 
 def magic(folder: Path) -> int:
-    """The number of the file system, as `stat -f` says it."""
+    """Return the file system's magic number, as `stat -f` prints it."""
     said = subprocess.run(["stat", "-f", "-c", "%t", str(folder)], capture_output=True, text=True, check=True)
     return int(said.stdout, 16)

@@ -84,7 +84,7 @@ async def test_pass_rates_of_the_tiny_model_match_a_count_by_hand_from_the_store
 
 async def test_an_adapter_folder_can_be_used_as_a_model(tmp_path: Path) -> None:
     async with Trainer("tiny", ag.TrainConfig()) as trainer:
-        trainer.save(tmp_path / "run/adapter")  # its weights are those of the base
+        trainer.save(tmp_path / "run/adapter")  # its weights equal the base's
     of_base = await ag.evaluate(Even, "tiny", k=2)
     async with open_engine(tmp_path / "run") as engine:
         assert name_of(engine).endswith(f" with {tmp_path / 'run/adapter'}")
@@ -243,12 +243,12 @@ def test_an_evaluation_killed_while_it_runs_repeats_nothing_and_loses_nothing(
     assert stored(tmp_path) == {f"t{i}": [1.0] * K for i in range(tasks)}
 
 
-async def test_a_finished_evaluation_is_resumed_without_opening_the_model(tmp_path: Path) -> None:
+async def test_a_finished_evaluation_is_resumed_without_running_the_model(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     first = await ag.evaluate(Even, engine, k=2, output_dir=tmp_path)
 
     def never(text: str) -> str:
-        raise AssertionError("it was played again")
+        raise AssertionError("a stored rollout was run again")
 
     again = await ag.evaluate(Even, Scripted(never), k=2, output_dir=tmp_path, resume=True)
     assert again.rewards == first.rewards

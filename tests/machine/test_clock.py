@@ -1,4 +1,4 @@
-"""A process that stood still has lost no time of its limits; one that was busy, starved or held up has."""
+"""A process that was suspended loses no time from its limits; one that was busy, starved or blocked does."""
 
 import asyncio
 import ctypes
@@ -51,7 +51,7 @@ def reading(
     return Reading(at, at + suspended, waited, switches, interval)
 
 
-def test_a_process_that_was_stopped_for_longer_than_its_limits_goes_on_with_the_time_it_had_and_says_so_once() -> None:
+def test_a_stopped_process_resumes_with_its_remaining_time_and_logs_it_once() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -69,7 +69,7 @@ def test_a_process_that_was_stopped_for_longer_than_its_limits_goes_on_with_the_
     assert "time limits of this process don't count that time, but limits inside a sandbox do" in errors
 
 
-async def test_code_that_holds_the_interpreter_without_using_a_processor_spends_the_time_of_its_limits() -> None:
+async def test_code_that_holds_the_interpreter_without_using_cpu_spends_its_time_limit() -> None:
     before, hold = standstills(), ctypes.PyDLL(None).usleep
 
     async def held() -> None:
@@ -82,7 +82,7 @@ async def test_code_that_holds_the_interpreter_without_using_a_processor_spends_
     assert standstills() == before
 
 
-def test_what_the_thread_slept_waited_for_a_processor_and_for_the_lock_is_no_standstill() -> None:
+def test_sleeping_and_waiting_for_cpu_or_lock_is_not_a_standstill() -> None:
     interval, start = 0.005, reading(100.0)
     assert reading(100.25).still_since(start, NAP_S) == pytest.approx((0, 0))
     assert reading(106.25).still_since(start, NAP_S)[0] == pytest.approx(6)
@@ -91,7 +91,7 @@ def test_what_the_thread_slept_waited_for_a_processor_and_for_the_lock_is_no_sta
     assert reading(100.25, suspended=3600.0).still_since(start, NAP_S) == pytest.approx((0, 3600))
 
 
-def test_a_lock_that_was_held_is_no_standstill_however_short_the_switch_interval_is_or_was_meanwhile() -> None:
+def test_waiting_for_the_lock_is_not_a_standstill_at_any_switch_interval() -> None:
     short, look_s = 1e-4, 1.3e-4
     start, in_short = reading(100.0), reading(100.0, interval=short)
     looked = round(10 / look_s)
@@ -101,7 +101,7 @@ def test_a_lock_that_was_held_is_no_standstill_however_short_the_switch_interval
     assert Reading.now().interval == sys.getswitchinterval()
 
 
-def test_a_suspension_is_counted_and_taken_off_no_clock_since_they_stood_still_with_it() -> None:
+def test_a_suspension_is_counted_but_not_subtracted_since_clocks_stopped_too() -> None:
     heart = Heart()
     heart.note(0.01, 3600.0, at=heart.beat.at + 1)
     assert (heart.beat.still, heart.standstills) == (0.0, (1, 3600.0))
@@ -111,7 +111,7 @@ def test_a_suspension_is_counted_and_taken_off_no_clock_since_they_stood_still_w
     assert (heart.beat.still, heart.standstills) == (3.0, (2, 3603.0))
 
 
-async def test_a_loops_clock_never_goes_back_while_standstills_are_taken_off_it() -> None:
+async def test_a_loops_clock_never_goes_back_when_standstills_are_subtracted() -> None:
     heart, loop = Heart(), asyncio.get_running_loop()
     keep_time(loop)
     assert loop.time() <= loop.time()
@@ -122,7 +122,7 @@ async def test_a_loops_clock_never_goes_back_while_standstills_are_taken_off_it(
     assert first <= of_loop() <= first + 60
 
 
-async def test_a_loop_with_a_clock_of_its_own_keeps_it() -> None:
+async def test_a_loop_with_a_custom_clock_keeps_it() -> None:
     class Virtual(asyncio.SelectorEventLoop):
         def time(self) -> float:
             return 7.0
@@ -134,7 +134,7 @@ async def test_a_loop_with_a_clock_of_its_own_keeps_it() -> None:
 
 
 class Holding(ag.ToolEnv[ag.Task]):
-    """Spins in one of its methods until that is said on the log."""
+    """Spins in one of its methods until the log reports it."""
 
     context = ag.Compact(turns=1, keep=lambda first, since, summary: [*first, *spin("keep")])
 
@@ -175,7 +175,7 @@ class Said(logging.Handler):
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What the clock logs; it looks often, and names soon."""
+    """Yield the clock's log lines; the clock checks often and reports soon."""
     monkeypatch.setattr(clock, "NAP_S", 0.02)
     monkeypatch.setattr(clock, "HELD_S", 0.1)
     handler = Said()
@@ -196,7 +196,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         ("told", "told"),
     ],
 )
-async def test_code_of_an_env_that_holds_the_loop_is_named_with_its_file_and_line(
+async def test_env_code_that_blocks_the_loop_is_named_with_file_and_line(
     method: str, holder: str, said: list[str]
 ) -> None:
     def told(rollout: ag.Rollout) -> None:
@@ -209,14 +209,14 @@ async def test_code_of_an_env_that_holds_the_loop_is_named_with_its_file_and_lin
     assert "in spin" in said[0]
 
 
-async def test_a_loop_that_waits_is_held_by_nobody(said: list[str]) -> None:
+async def test_a_waiting_loop_is_not_reported_as_blocked(said: list[str]) -> None:
     keep_time(asyncio.get_running_loop())
     await asyncio.sleep(0.5)
     assert not said
 
 
 class Stuck(logging.Handler):
-    """Is stuck with its first line until it is let go."""
+    """A log handler that hangs in its first line until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,12 +228,12 @@ class Stuck(logging.Handler):
         self.ended.set()
 
 
-async def test_the_beats_go_on_while_a_log_handler_is_stuck_and_no_standstill_is_seen_in_it(said: list[str]) -> None:
+async def test_heartbeats_continue_while_a_log_handler_hangs_without_a_standstill(said: list[str]) -> None:
     keep_time(asyncio.get_running_loop())
     before, stuck, heart = standstills(), Stuck(), clock._heart
     clock.log.addHandler(stuck)
     try:
-        stuck.entered.wait()  # Holds the loop, which is said.
+        stuck.entered.wait()  # Blocks the loop, which is reported.
         beats = {heart.beat}
         while len(beats) < 5:
             await asyncio.sleep(0.01)
@@ -247,7 +247,7 @@ async def test_the_beats_go_on_while_a_log_handler_is_stuck_and_no_standstill_is
     assert "has held the event loop for " in said[0]
 
 
-def test_what_is_to_be_said_after_a_line_with_which_a_handler_failed_is_said(said: list[str]) -> None:
+def test_a_line_is_logged_even_if_a_handler_failed_on_the_one_before(said: list[str]) -> None:
     class Failing(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "first" in record.getMessage():
@@ -265,7 +265,7 @@ def test_what_is_to_be_said_after_a_line_with_which_a_handler_failed_is_said(sai
     assert said == ["the first line", "line 2"]
 
 
-def test_the_thread_ends_with_the_last_loop() -> None:
+def test_the_clocks_thread_ends_with_the_last_loop() -> None:
     script = (
         "import asyncio, threading\nfrom agentgym.machine.time_limits import TimeLimit\n"
         "async def main():\n    await TimeLimit(5).bound(asyncio.sleep(0.01))\n"

@@ -1,4 +1,4 @@
-"""A recipe that dies by SIGKILL some time after its first rollouts began: `killed_script.py SECONDS [FLAG...]`."""
+"""A recipe that kills itself some seconds after its first rollouts started: `killed_script.py SECONDS [FLAG...]`."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ note = MetricsLogger.note
 
 
 def armed(self: MetricsLogger, doing: str) -> None:
-    """From the first step on the clock runs; SIGKILL comes wherever the run is by then."""
+    """Start a timer at the first step, which sends SIGKILL wherever the run is by then."""
     if doing == "rollouts" and not any(isinstance(thread, threading.Timer) for thread in threading.enumerate()):
         timer = threading.Timer(SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True

@@ -1,7 +1,7 @@
-"""A recipe that is sent signals at a moment: `random_stop_script.py NOTES MOMENT [FLAG...]`.
+"""A recipe that is sent signals at a given moment: `random_stop_script.py NOTES MOMENT [FLAG...]`.
 
-MOMENT is JSON, the fields of `Moment` in their order, or null for a run that nobody stops. NOTES is a file that gets a
-line of JSON for each part of the run that has ended, with its seconds, and one for each finished step.
+MOMENT is JSON: the fields of `Moment` in order, or null for a run that isn't stopped. NOTES is a file that gets a
+line of JSON for each finished part of the run, with its seconds, and one for each finished step.
 """
 
 import json
@@ -21,18 +21,20 @@ from recipes import chase_grpo
 
 
 class Moment(NamedTuple):
-    """When signals come, which, and to whom."""
+    """When signals are sent, which ones, and to which process."""
 
     part: str
-    """A part of the run: `opening`, or what `watch_all` names."""
+    """A part of the run: `opening`, or one that `watch_all` names."""
     occurrence: int
-    """How often it has begun in this process."""
+    """Which start of that part in this process, counted from 1."""
     delay_s: float
-    """Seconds from there."""
+    """Seconds after that start."""
     signals: list[str]
-    """One after the other; each further one is sent when the one before it was heeded."""
+    """Signals in order; each one after the first is sent when the previous one has been handled."""
     to: str
-    """`self`: this process; `parent`: the one that started it; `group`: that one's group, as a terminal does it."""
+    """`self` is this process, `parent` is the process that started it, and `group` is the parent's process group, as a
+    terminal signals it.
+    """
 
 
 NOTES, GIVEN = Path(sys.argv.pop(1)), json.loads(sys.argv.pop(1))
@@ -40,12 +42,12 @@ MOMENT = None if GIVEN is None else Moment(*GIVEN)
 FIRST = os.environ.get("RANK", "0") == "0"
 begun: Counter[str] = Counter()
 start: list[float] = []
-"""When opening and closing began."""
+"""When opening and closing started."""
 heeded = threading.Semaphore(0)
 
 
 def tell(**fields: Any) -> None:
-    """Write a line; it outlives the process, however that ends."""
+    """Append a line to the notes, which outlive the process however it ends."""
     if FIRST:
         with NOTES.open("a") as notes:
             notes.write(json.dumps(fields) + "\n")
@@ -62,7 +64,7 @@ def send(moment: Moment) -> None:
 
 
 def begin(part: str) -> None:
-    """Start the clock of the signals where this is their part."""
+    """Start the timer for the signals if this is their part."""
     begun[part] += 1
     if FIRST and MOMENT is not None and (MOMENT.part, MOMENT.occurrence) == (part, begun[part]):
         timer = threading.Timer(MOMENT.delay_s, send, [MOMENT])
@@ -119,7 +121,7 @@ def watch_all() -> None:
 
 
 async def watched_run(run: ag.RunConfig, **named: Any) -> dict[str, Any]:
-    watch_all()  # now that torch is imported
+    watch_all()  # torch is imported by this point
     done: dict[str, Any] = await train(run, **named)
     tell(part="closing", seconds=time.perf_counter() - start[-1])
     return done

@@ -1,4 +1,4 @@
-"""A recipe that sends itself a signal at a moment: `stopped_script.py MOMENT SIGNAL [FLAG...]`."""
+"""A recipe that sends itself a signal at a given moment: `stopped_script.py MOMENT SIGNAL [FLAG...]`."""
 
 import importlib.abc
 import os
@@ -33,7 +33,7 @@ Stop.__init__ = remember  # type: ignore[method-assign]
 
 
 class Importing(importlib.abc.MetaPathFinder):
-    """The signal comes while torch is imported."""
+    """Sends the signal while torch is being imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "torch.nn":
@@ -41,7 +41,7 @@ class Importing(importlib.abc.MetaPathFinder):
 
 
 def before(owner: Any, name: str, *, call: int = 0, times: int = 1) -> None:
-    """The signal comes when this is called, after `call` calls of it."""
+    """Send the signal when this function is called, after `call` earlier calls."""
     work: Callable[..., Any] = getattr(owner, name)
     left = iter([False] * call + [True] * times)
 
@@ -54,7 +54,7 @@ def before(owner: Any, name: str, *, call: int = 0, times: int = 1) -> None:
 
 
 def noted(moment: str, *, steps: int = 0) -> None:
-    """The signal comes when the run begins to do this, with so many steps done."""
+    """Send the signal when the run starts this activity, with this many steps finished."""
     note = MetricsLogger.note
 
     def sending(self: MetricsLogger, doing: str) -> None:
@@ -66,7 +66,7 @@ def noted(moment: str, *, steps: int = 0) -> None:
 
 
 def logged(*, steps: int) -> None:
-    """The signal comes when the line of this step has been written."""
+    """Send the signal when this step's line has been logged."""
     log = MetricsLogger.__call__
 
     def sending(self: MetricsLogger, step: int, metrics: Any) -> None:
@@ -78,7 +78,7 @@ def logged(*, steps: int) -> None:
 
 
 def endless(*_: Any) -> dict[str, float]:
-    """A step that does not end, whoever cancels it; the second signal comes when the first one was heeded."""
+    """Replace a step by one that ignores its cancellation; send a second signal when the first has been handled."""
     send()
     while not any(stop.number for stop in stops):
         pass

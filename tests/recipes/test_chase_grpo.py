@@ -1,4 +1,4 @@
-"""The recipe as a user runs it: a command, its last line, Ctrl-C, two processes."""
+"""The recipe as a user runs it: as a command, to its summary line, with Ctrl-C, and on two processes."""
 
 import json
 import os
@@ -19,13 +19,13 @@ SMALL = ["--sandbox", "unsafe", "--engine.slots", "16", "--eval-tasks", "8"]
 
 
 def command(*arguments: str) -> dict[str, Any]:
-    """How to start the recipe; its temporary files go where TMPDIR says."""
+    """Return the arguments for `subprocess` that start the recipe; its temporary files are in TMPDIR."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return {"args": [sys.executable, "-m", *arguments], "cwd": ROOT, "env": environment, "text": True}
 
 
 def recipe(out: Path, *arguments: str) -> dict[str, Any]:
-    """Run it to its end; the last line of its stdout."""
+    """Run it to its end and return the summary on the last line of its stdout."""
     done = subprocess.run(
         **command("recipes.chase_grpo", *SMALL, "--output-dir", str(out), *arguments), capture_output=True, check=False
     )
@@ -35,14 +35,14 @@ def recipe(out: Path, *arguments: str) -> dict[str, Any]:
 
 
 def rows_of(run: Path) -> list[dict[str, float]]:
-    """The metrics of its steps, without the held-out scores."""
+    """Return the metrics of its steps, without the held-out scores."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if "eval/reward" not in row]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """Eight steps on one process."""
+    """Run eight steps on one process."""
     out = tmp_path_factory.mktemp("alone")
     return recipe(out, "--max-steps", "8"), out
 
@@ -57,7 +57,7 @@ def test_the_reward_rises_and_the_held_out_score_agrees(alone: tuple[dict[str, A
     assert summary["eval_after"] > summary["eval_before"] + 0.3
 
 
-def test_every_step_logs_how_close_engine_and_trainer_are(alone: tuple[dict[str, Any], Path]) -> None:
+def test_every_step_logs_the_gap_between_engine_and_trainer(alone: tuple[dict[str, Any], Path]) -> None:
     rows = rows_of(alone[1])
     assert len(rows) == 8
     assert all(row["train/logprob_gap"] < 1e-4 and row["sync/logprob_gap"] < 1e-4 for row in rows)
@@ -66,7 +66,7 @@ def test_every_step_logs_how_close_engine_and_trainer_are(alone: tuple[dict[str,
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_in_bfloat16_on_both_sides_the_reward_rises_as_high(tmp_path: Path) -> None:
+def test_in_bfloat16_on_both_sides_the_reward_rises_as_much(tmp_path: Path) -> None:
     both = ["--engine.dtype", "bfloat16", "--train.dtype", "bfloat16"]
     summary = recipe(tmp_path / "run", *both, "--eval-tasks", "128")
     assert summary["reward_last"] >= 0.9
@@ -76,14 +76,14 @@ def test_in_bfloat16_on_both_sides_the_reward_rises_as_high(tmp_path: Path) -> N
     arrived = [share for row in rows if (share := row.get("sync/arrived")) is not None]
     assert len(arrived) + rows[-1]["sync/unproven"] == 20
     assert len(arrived) >= 10
-    assert max(row["sync/logprob_gap"] for row in rows) > 1e-3  # it was bfloat16
+    assert max(row["sync/logprob_gap"] for row in rows) > 1e-3  # the weights are bfloat16
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_adapter_of_one(alone: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+def test_two_processes_train_the_same_adapter_as_one(alone: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     one = tmp_path / "one"
     recipe(one, "--max-steps", "2")
-    _, *launch = torchrun(tmp_path / "logs")  # `command` gives the -m
+    _, *launch = torchrun(tmp_path / "logs")  # `command` adds the -m
     two = tmp_path / "two"
     done = subprocess.run(
         **command(*launch, "-m", "recipes.chase_grpo", *SMALL, "--max-steps", "2", "--output-dir", str(two)),
@@ -98,12 +98,12 @@ def test_two_processes_train_the_adapter_of_one(alone: tuple[dict[str, Any], Pat
         assert mine["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-4, abs=1e-6)
     tensors = [load_file(run / "adapter" / "adapter_model.safetensors") for run in (one, two)]
     for name, tensor in tensors[0].items():
-        # Adam turns a gradient that is noise around 0 into a whole step of either sign, so not every entry agrees.
+        # Adam turns gradient noise around 0 into a full step of either sign, so not every entry agrees.
         assert np.mean(np.abs(tensor - tensors[1][name]) > 1e-4) < 0.01, name
 
 
 @pytest.mark.slow
-def test_the_reward_rises_when_the_whole_model_is_trained(tmp_path: Path) -> None:
+def test_the_reward_rises_with_full_training(tmp_path: Path) -> None:
     summary = recipe(tmp_path, "--max-steps", "8", "--train.method", "full", "--train.lr", "5e-4")
     rewards = [row["reward"] for row in rows_of(tmp_path)]
     assert rewards[-1] > rewards[0] + 0.3
@@ -113,7 +113,7 @@ def test_the_reward_rises_when_the_whole_model_is_trained(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_process_and_no_file_and_says_how_to_run_again(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_or_file_and_prints_how_to_resume(tmp_path: Path) -> None:
     temporary, out = tmp_path / "tmp", tmp_path / "run"
     temporary.mkdir()
     start = command("recipes.chase_grpo", *SMALL, "--output-dir", str(out))
@@ -134,7 +134,7 @@ def test_ctrl_c_leaves_no_process_and_no_file_and_says_how_to_run_again(tmp_path
 
 
 def processes(mark: str) -> list[str]:
-    """Command lines of the processes that name this folder: the recipe's own and those of its sandboxes."""
+    """Return command lines that contain this folder: those of the recipe and of its sandboxes."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Four ways of credit at equal tokens: how they are compared, that what is finished stays, and all ten seeds."""
+"""Four credit assignments at equal token budgets: their comparison, reuse of finished runs, and all ten seeds."""
 
 import os
 from dataclasses import replace
@@ -27,16 +27,16 @@ from recipes.credit_curves import (
 SMALL = Credit(folder=Path(), seeds=1, tokens=3000, stride=1, sandbox="unsafe", envs=("bisect_long",))
 
 
-def test_rewards_are_compared_by_tokens_whatever_a_step_samples() -> None:
+def test_rewards_are_compared_by_tokens_whatever_the_batch_size() -> None:
     few = curve(np.cumsum(np.full(40, 10.0)), np.repeat([0.0, 1.0], 20), 400)
     many = curve(np.cumsum(np.full(4, 100.0)), np.repeat([0.0, 1.0], 2), 400)
     np.testing.assert_allclose(few, np.repeat([0.0, 1.0], BINS // 2))
     np.testing.assert_allclose(many, few)
     longer = curve(np.cumsum(np.full(80, 10.0)), np.repeat([0.0, 1.0, 9.0, 9.0], 20), 400)
-    np.testing.assert_allclose(longer, few)  # what was sampled beyond the budget does not count
+    np.testing.assert_allclose(longer, few)  # tokens beyond the budget do not count
 
 
-def test_differences_are_of_equal_seeds() -> None:
+def test_differences_compare_equal_seeds() -> None:
     levels = {"outcome": (0.1, 0.5), "value": (0.2, 0.6)}
     curves = {name: {seed: np.full(BINS, level) for seed, level in enumerate(of)} for name, of in levels.items()}
     assert list(table(curves))[2:] == [
@@ -47,7 +47,7 @@ def test_differences_are_of_equal_seeds() -> None:
 
 
 @pytest.mark.parametrize("env", ENVS)
-def test_methods_differ_in_their_credit_alone(env: str) -> None:
+def test_methods_differ_only_in_their_credit_assignment(env: str) -> None:
     runs = {method: run_of(SMALL, env, method, 3) for method in METHODS}
     assert {method: run.credit for method, run in runs.items()} == {method: method for method in METHODS}
     base = replace(runs["outcome"], output_dir=None, credit="value")
@@ -55,7 +55,7 @@ def test_methods_differ_in_their_credit_alone(env: str) -> None:
     assert (base.seed, base.env, base.group_size, runs["branches"].group_size) == (3, env, 4, 2)
 
 
-def test_a_run_that_another_process_plays_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_that_another_process_holds_is_left_alone(tmp_path: Path) -> None:
     run = run_of(replace(SMALL, folder=tmp_path), "bisect_long", "turn", 0)
     assert run.output_dir is not None
     run.output_dir.mkdir(parents=True)
@@ -65,7 +65,7 @@ def test_a_run_that_another_process_plays_is_left_alone(tmp_path: Path) -> None:
     assert (run.output_dir / "metrics.jsonl").exists()
 
 
-def test_an_env_that_is_none_of_them_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unknown_env_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="envs: unknown env 'bisect_lnog'; did you mean 'bisect_long'"):
         main(replace(SMALL, folder=tmp_path, envs=("bisect_lnog",)))
 
@@ -80,7 +80,7 @@ def test_a_number_below_one_is_refused_by_name(field: str, credit: Credit) -> No
 
 
 @pytest.mark.slow
-def test_what_is_finished_stays_and_what_was_begun_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_runs_are_kept_and_started_ones_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     credit = replace(SMALL, folder=tmp_path)  # a budget that takes more than one step
     begun = tmp_path / "bisect_long" / "turn" / "0"  # stopped before its first checkpoint
     begun.mkdir(parents=True)
@@ -90,7 +90,7 @@ def test_what_is_finished_stays_and_what_was_begun_goes_on(tmp_path: Path, capsy
     assert len(written) == len(METHODS)
     for path in written:
         tokens, _ = tokens_and_rewards(path.parent)
-        assert [*(tokens >= 3000)] == [False] * (len(tokens) - 1) + [True], path  # to the stride that reaches it
+        assert [*(tokens >= 3000)] == [False] * (len(tokens) - 1) + [True], path  # up to the step that reaches it
     assert len(tokens_and_rewards(tmp_path / "bisect_long" / "outcome" / "0")[0]) > 1
     main(credit)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == written
@@ -103,8 +103,8 @@ def test_what_is_finished_stays_and_what_was_begun_goes_on(tmp_path: Path, capsy
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_every_way_of_credit_learns_over_ten_seeds() -> None:
-    """Hours on one core; the folder is kept, and a stopped test goes on there."""
+def test_every_credit_assignment_learns_over_ten_seeds() -> None:
+    """Takes hours on one core. The folder is reused, so a test that was stopped resumes there."""
     credit = Credit(folder=Path(os.environ.get("AGENTGYM_CREDIT_RUNS", "runs/credit")))
     main(credit)
     for env in credit.envs:

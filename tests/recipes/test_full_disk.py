@@ -1,4 +1,4 @@
-"""A disk that is full: the run ends with one line, which says what is kept and how to go on when there is room."""
+"""A full disk: the run ends with one line that says what is saved and how to resume when there is space."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk of its own, of 400 KB."""
+    """Yield a folder on a separate 400 KB disk."""
     made = tmp_path / "disk"
     made.mkdir()
     if os.geteuid() != 0 or mounted(made, "size=400k").returncode != 0:
@@ -32,7 +32,7 @@ def mounted(folder: Path, options: str) -> "subprocess.CompletedProcess[bytes]":
     )
 
 
-def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(disk: Path) -> None:
+def test_a_run_on_a_full_disk_says_so_and_can_be_resumed_when_there_is_space(disk: Path) -> None:
     flags = [*SMALL, "--max-steps", "2", "--save-every", "1", "--output-dir", str(disk / "run")]
     full = start(sys.executable, "-m", "recipes.chase_grpo", *flags)
     assert full.returncode == 1
@@ -49,7 +49,7 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(disk: Path)
     assert steps_kept(disk / "run")[-1:] == ["step-000002"]
 
 
-def test_a_disk_without_room_for_the_rollouts_is_one_line(disk: Path) -> None:
+def test_a_disk_without_room_for_the_rollouts_gives_one_line(disk: Path) -> None:
     (disk / "other").write_bytes(bytes(380_000))
     full = start(
         sys.executable, "-m", "recipes.chase_grpo", *SMALL, "--max-steps", "1", "--output-dir", str(disk / "run")

@@ -1,6 +1,6 @@
 """Signals at random moments of a run: each leaves the last finished step and nothing else.
 
-Resumed, the run is the one that was never stopped.
+If it is resumed, the run equals one that was never stopped.
 """
 
 import ctypes
@@ -30,8 +30,8 @@ PARTS = ("opening", "collecting", "training", "syncing", "evaluating", "saving",
 CODES = {"SIGINT": 130, "SIGTERM": 143}
 CHAINS, STOPS = 4, 5
 STEPS = 2 * STOPS
-"""A stop comes in the first or the second step of its process, so that all of a chain have room."""
-# One rollout at a time: then the engine computes every token in the same shapes, and float noise is the same too.
+"""Each process is stopped in its first or second step, so a chain's stops all fit into these steps."""
+# One rollout at a time, so that the engine computes every token in the same shapes, with the same float noise.
 FLAGS = [
     *(
         "--sandbox",
@@ -53,7 +53,7 @@ _SUBREAPER = 36
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """A moment of a run, as a share of the part that it is in, and what comes then."""
+    """A moment in a run, relative to the length of a part, and the signals that are sent then."""
 
     part: str
     occurrence: int
@@ -62,12 +62,15 @@ class Stop:
     to: str = "self"
 
     def moment(self, seconds: float) -> list[Any]:
-        """What the script takes, where the part takes so long."""
+        """Return the script's MOMENT argument if the part takes this many seconds."""
         return [self.part, self.occurrence, self.share * seconds, list(self.signals), self.to]
 
 
 def drawn(seed: int = 11) -> list[list[Stop]]:
-    """Five stops for each chain of processes: every part with both signals, at least; those of the end come last."""
+    """Draw five stops per chain of processes, with each part and signal combined at least once.
+
+    Stops while closing come last in their chain.
+    """
     dice = random.Random(seed)
     pairs = [(part, name) for part in PARTS for name in CODES]
     pairs += dice.choices(pairs, k=CHAINS * STOPS - len(pairs))
@@ -91,7 +94,7 @@ def drawn(seed: int = 11) -> list[list[Stop]]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a chain of processes runs: its folder, its temporary files, and what the script notes."""
+    """The files of a chain of processes: its run folder, its temporary files, and the script's notes."""
 
     folder: Path
 
@@ -109,13 +112,13 @@ class Place:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def left_files(self, *, of_all: bool = True) -> list[str]:
-        """What is left of temporary files, or of agentgym's alone."""
+        """Return the temporary files that are left, or only agentgym's."""
         names = [path.name for path in self.temporary.iterdir()]
         return [name for name in names if of_all or name.startswith("agentgym")]
 
     @property
     def finished(self) -> int:
-        """The last step that was finished."""
+        """The last finished step."""
         return max((note["finished"] for note in self.notes if "finished" in note), default=0)
 
     def run(self, moment: Any, flags: Sequence[str], launch: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
@@ -140,7 +143,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """The run that nobody stopped."""
+    """Complete a run without stopping it."""
     place = Place(tmp_path_factory.mktemp("whole"))
     done = place.run(None, [*FLAGS, "--output-dir", str(place.out)])
     assert done.returncode == 0, done.stderr[-3000:]
@@ -148,30 +151,30 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def seconds_of(part: str, whole: Place) -> float:
-    """How long it takes where nobody stops it."""
+    """Return the mean duration of a part in the run that isn't stopped."""
     return mean(float(note["seconds"]) for note in whole.notes if note.get("part") == part)
 
 
 def children() -> dict[int, str]:
-    """This process's children that have not ended, with their command lines."""
+    """Return this process's living children, with their command lines."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
             line = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if line:  # one that has ended has none
+            if line:  # a child that has ended has no command line
                 found[child] = line
     return found
 
 
 @contextmanager
 def left_processes(*, come_to_an_end: bool = False) -> Iterator[list[str]]:
-    """Give a list that holds, after the block, the processes that its own ones have left behind; they are killed.
+    """Yield a list that is filled after the block with the processes that the block left; they are killed.
 
-    With `come_to_an_end` each of them is waited for instead.
+    With `come_to_an_end`, wait for each of them instead.
     """
     before = children()
     left: list[str] = []
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1)  # a process whose parent ends becomes this one's
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)  # orphaned descendants become this process's children
     try:
         yield left
         while come_to_an_end and (going := children().keys() - before):
@@ -185,9 +188,10 @@ def left_processes(*, come_to_an_end: bool = False) -> Iterator[list[str]]:
 
 
 def stop(place: Place, at: Stop, flags: Sequence[str], seconds: float, *, all_files: bool = True) -> list[str]:
-    """Stop the run in a part that takes so long; return the flags that it says it goes on with.
+    """Stop the run during a part that takes this many seconds.
 
-    None where it had come to its end.
+    Returns:
+        The flags in the line that says how to resume, or an empty list if the run had reached its end.
     """
     with left_processes() as left:
         done = place.run(at.moment(seconds), flags)
@@ -202,7 +206,7 @@ def stop(place: Place, at: Stop, flags: Sequence[str], seconds: float, *, all_fi
 
 
 def flags_to_go_on(stderr: str) -> list[str]:
-    """The flags behind the program in the one line that says how to go on."""
+    """Return the flags after the program in the one line that says how to resume."""
     said = [line for line in stderr.splitlines() if line.startswith("Stopped by ")]
     assert len(said) == 1, stderr[-3000:]
     words = shlex.split(said[0].partition("to resume: ")[2] or said[0].partition("to run it: ")[2])
@@ -210,7 +214,7 @@ def flags_to_go_on(stderr: str) -> list[str]:
 
 
 def is_whole(place: Place) -> None:
-    """The last finished step is on disk, and nothing of a process that writes."""
+    """Assert that the last finished step is on disk, without leftovers of an unfinished write."""
     checkpoints = place.out / "checkpoints"
     assert last_step(checkpoints) == place.finished
     for kept in checkpoints.glob("*"):
@@ -222,9 +226,7 @@ def is_whole(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.proof) for n in range(1, CHAINS))])
-def test_a_signal_at_any_moment_keeps_the_last_finished_step_and_leaves_nothing_else(
-    number: int, place: Place, whole: Place
-) -> None:
+def test_a_signal_at_any_moment_leaves_exactly_the_last_finished_step(number: int, place: Place, whole: Place) -> None:
     flags = [*FLAGS, "--save-every", str(number % 2), "--output-dir", str(place.out)]
     for at in drawn()[number]:
         flags = stop(place, at, flags, seconds_of(at.part, whole)) or [
@@ -252,7 +254,7 @@ def test_a_signal_at_any_moment_keeps_the_last_finished_step_and_leaves_nothing_
     ],
     ids=" then ".join,
 )
-def test_a_second_signal_leaves_no_process_and_a_run_that_goes_on(
+def test_a_second_signal_leaves_no_process_and_a_run_that_can_be_resumed(
     signals: tuple[str, str], place: Place, whole: Place
 ) -> None:
     at = Stop(part="collecting", occurrence=2, share=random.Random(str(signals)).random(), signals=signals)
@@ -269,7 +271,7 @@ def test_a_second_signal_leaves_no_process_and_a_run_that_goes_on(
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """The run of two processes that nobody stopped."""
+    """Complete a run of two processes without stopping it."""
     place = Place(tmp_path_factory.mktemp("pair"))
     done = place.run(None, [*FEW, "--output-dir", str(place.out)], torchrun(place.folder / "logs"))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -286,7 +288,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Place:
         ("saving", "SIGTERM", "group"),
     ],
 )
-def test_a_signal_to_torchrun_ends_all_processes_and_keeps_the_last_finished_step(
+def test_a_signal_to_torchrun_ends_all_processes_and_keeps_the_last_step(
     part: str, name: str, to: str, place: Place, pair: Place
 ) -> None:
     at = Stop(part=part, occurrence=2, share=random.Random(part).random(), signals=[name], to=to)
@@ -308,13 +310,13 @@ SLOW_SERVER = """
 import signal, subprocess, sys
 subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).wait()
 """
-"""A server with a child, which never takes requests."""
+"""A server with a child process, which never accepts requests."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CODES)
 @pytest.mark.parametrize(("part", "seconds"), [("spawning", 0.05), ("launching", 2.0)])
-def test_a_signal_while_a_server_is_started_leaves_none(part: str, seconds: float, name: str, place: Place) -> None:
+def test_a_signal_during_a_servers_start_leaves_no_server(part: str, seconds: float, name: str, place: Place) -> None:
     (place.folder / "server.py").write_text(SLOW_SERVER)
     command = shlex.join([sys.executable, str(place.folder / "server.py")])
     at = Stop(part=part, occurrence=1, share=random.Random(part + name).random(), signals=[name])
@@ -328,7 +330,7 @@ def test_a_signal_while_a_server_is_started_leaves_none(part: str, seconds: floa
 @pytest.mark.sglang
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seconds"), [("SIGINT", 5.0), ("SIGTERM", 20.0)])
-def test_a_signal_while_a_real_server_is_launched_leaves_a_run_that_goes_on(
+def test_a_signal_during_a_real_servers_launch_leaves_a_run_that_can_be_resumed(
     name: str, seconds: float, place: Place
 ) -> None:
     server = ["--engine", "sglang", "--engine.startup-s", "1200", "--engine.command", real_config().command]
@@ -341,5 +343,5 @@ def test_a_signal_while_a_real_server_is_launched_leaves_a_run_that_goes_on(
         done = place.run(None, flags)
     assert done.returncode == 0, done.stderr[-3000:]
     assert left == []
-    assert place.left_files(of_all=False) == []  # SGLang leaves sockets of its own, however it ends
+    assert place.left_files(of_all=False) == []  # SGLang itself leaves sockets, however it ends
     is_whole(place)

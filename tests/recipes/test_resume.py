@@ -1,4 +1,4 @@
-"""A recipe that is killed, and resumed, is the recipe that was never killed."""
+"""A recipe that is killed and resumed gives the same result as one that is never killed."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from tests.torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
-# One rollout at a time: then the engine computes every token in the same shapes, and float noise is the same too.
+# One rollout at a time, so that the engine computes every token in the same shapes, with the same float noise.
 SMALL = [
     "--sandbox",
     "unsafe",
@@ -30,9 +30,9 @@ SMALL = [
     "0",
 ]
 CLOCKS = ("train/seconds", "rollout/seconds", "oversample/length_bias", "time/", "throughput/")
-"""How the names begin of what a log holds of wall time."""
+"""Prefixes of metrics that depend on wall time."""
 PROOF = ("sync/arrived", "sync/unproven")
-"""What it holds of the proof after a sync, which begins anew in each process."""
+"""Metrics of the check after a sync, which starts over in each process."""
 
 
 def start(*command: str) -> "subprocess.CompletedProcess[str]":
@@ -43,7 +43,7 @@ def start(*command: str) -> "subprocess.CompletedProcess[str]":
 
 
 def play(steps: int, *flags: str, until: float | None = None) -> "subprocess.CompletedProcess[str]":
-    """The recipe; `until` so many seconds after it began to train, or to its end."""
+    """Run the recipe to its end, or kill it `until` seconds after training started."""
     script = ["-m", "recipes.chase_grpo"] if until is None else ["-m", "tests.recipes.killed_script", str(until)]
     return start(*script, *SMALL, "--max-steps", str(steps), *flags)
 
@@ -54,7 +54,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def is_the_same(one: Path, other: Path) -> None:
-    """Every metric of every step, and every weight, bit for bit."""
+    """Assert that every metric of every step and every weight is equal, bit for bit."""
     assert metrics(one) == metrics(other)
     adapters = [load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (one, other)]
     assert adapters[0].keys() == adapters[1].keys()
@@ -68,7 +68,7 @@ def summary(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_goes_on_on_one_and_the_other_way_round(tmp_path: Path) -> None:
+def test_a_run_of_two_processes_resumes_on_one_and_vice_versa(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     pair = [*torchrun(tmp_path / "logs"), "-m", "recipes.chase_grpo", *SMALL]
     summary(play(2, "--output-dir", str(one)))

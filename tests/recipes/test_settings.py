@@ -1,4 +1,4 @@
-"""The command line of a recipe: which engine comes first, and decides what the flags under it mean."""
+"""A recipe's command line: the engine is chosen first, and determines which flags it has."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ print(c.resume_command(pathlib.Path("runs/a"), ["--seed", "3"]))
 
 
 def recipe(*arguments: str, first: str = "") -> "subprocess.CompletedProcess[str]":
-    """The recipe in a process of its own, after the code `first`."""
+    """Run the recipe in a separate process, after the code `first`."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, "-c", first + START, *arguments]
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -58,7 +58,7 @@ def run_here(*arguments: str) -> None:
 
 
 def refused(*arguments: str) -> str:
-    """The one line with which the recipe ends, in this process."""
+    """Run the recipe in this process and return the one line with which it is refused."""
     with pytest.raises(SystemExit) as ended:
         run_here(*arguments)
     [line] = str(ended.value).splitlines()
@@ -82,7 +82,7 @@ def refused(*arguments: str) -> str:
         ),
     ],
 )
-def test_the_engine_is_chosen_by_name_and_set_by_the_flags_under_it(
+def test_the_engine_is_chosen_by_name_and_configured_by_its_flags(
     arguments: list[str], engine: ag.TransformersConfig | ag.SGLangConfig
 ) -> None:
     run = settings(RECIPE, arguments)
@@ -91,19 +91,19 @@ def test_the_engine_is_chosen_by_name_and_set_by_the_flags_under_it(
 
 
 @pytest.mark.parametrize("arguments", [["--engine", "vllm"], ["--engine.servers", "2"]])
-def test_an_engine_or_a_flag_that_is_not_there_is_refused(arguments: list[str]) -> None:
+def test_an_unknown_engine_or_flag_is_refused(arguments: list[str]) -> None:
     with pytest.raises(RefusedWords, match=f"^{arguments[0]}: "):
         settings(RECIPE, arguments)
 
 
-def test_a_setting_of_another_engine_is_told_which_one_has_it() -> None:
+def test_a_flag_of_another_engine_is_refused_with_that_engines_name() -> None:
     with pytest.raises(
         RefusedWords, match=r"^--engine\.servers: TransformersConfig has no .*, but the engine sglang does"
     ):
         settings(RECIPE, ["--engine.servers", "2"])
 
 
-def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_kind() -> None:
+def test_the_recipes_engine_settings_stay_if_the_command_line_names_the_same_kind() -> None:
     servers = replace(RECIPE, engine=ag.SGLangConfig(slots=7))
     assert settings(servers, ["--engine", "sglang", "--engine.tp", "2"]).engine == ag.SGLangConfig(slots=7, tp=2)
     assert settings(servers, ["--engine", "transformers"]).engine == ag.TransformersConfig()
@@ -151,7 +151,7 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--cluster.workers", "2"], "--cluster.workers: these settings apply only to a run on Ray"),
     ],
 )
-def test_a_value_that_a_config_refuses_is_one_line_with_the_name_of_its_flag(
+def test_a_value_that_a_config_refuses_gives_one_line_with_its_flag(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -162,20 +162,20 @@ def test_a_value_that_a_config_refuses_is_one_line_with_the_name_of_its_flag(
     assert error.count("\n") == 1
 
 
-def test_a_launched_server_takes_an_adapter_of_the_trainers_rank() -> None:
+def test_a_launched_server_accepts_adapters_of_the_trainers_rank() -> None:
     run = settings(RECIPE, ["--engine", "sglang", "--train.lora-rank", "32"])
     assert isinstance(run.engine, ag.SGLangConfig)
     assert server_settings(run, run.engine).max_lora_rank == 32
 
 
-def test_dora_is_refused_where_no_server_serves_it() -> None:
+def test_dora_is_refused_if_no_server_supports_it() -> None:
     run = settings(RECIPE, ["--train.dora"])
     assert run.train.dora
     with pytest.raises(ValueError, match=r"^train\.dora: .*--engine transformers"):
         replace(run, engine=ag.SGLangConfig())
 
 
-def test_targets_of_the_adapter_are_named_on_the_command_line() -> None:
+def test_adapter_targets_can_be_set_on_the_command_line() -> None:
     assert settings(RECIPE, []).train.lora_targets == ("all-linear",)
     assert settings(RECIPE, ["--train.lora-targets", "q_proj", "v_proj"]).train.lora_targets == (
         "q_proj",
@@ -183,7 +183,7 @@ def test_targets_of_the_adapter_are_named_on_the_command_line() -> None:
     )
 
 
-def test_advantages_by_turn_are_a_setting_of_the_run() -> None:
+def test_per_turn_advantages_are_a_setting_of_the_run() -> None:
     assert settings(TURNS, []).credit == "turn"
     assert settings(RECIPE, ["--credit", "turn", "--advantage-estimator", "reinforce++"]).credit == "turn"
 
@@ -192,24 +192,24 @@ def test_advantages_by_turn_are_a_setting_of_the_run() -> None:
     ("made", "said"),
     [(ag.RunConfig, "the class RunConfig"), (dict, "the class dict"), ("chase", "'chase'")],
 )
-def test_what_is_no_recipe_is_told_what_one_is(made: Any, said: str) -> None:
+def test_a_value_that_is_not_a_recipe_is_refused_with_what_one_is(made: Any, said: str) -> None:
     with pytest.raises(SystemExit, match=rf"^ag\.main: expected a config, as in `.*`, got {said}$"):
         main(made)
 
 
-async def test_a_recipe_within_a_loop_or_a_thread_is_told_what_to_call() -> None:
+async def test_a_recipe_inside_an_event_loop_or_thread_is_told_what_to_call() -> None:
     with pytest.raises(RuntimeError, match=r"^ag\.main: .*`await ag\.train_policy\(run\)`"):
         main(RECIPE)
     with pytest.raises(RuntimeError, match=r"^ag\.main: .*main thread"):
         await asyncio.to_thread(main, RECIPE)
 
 
-async def test_an_engine_that_is_none_is_refused_by_name() -> None:
+async def test_an_invalid_engine_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"^engine: must be an engine, got 'tiny'"):
         await ag.train_policy(RECIPE, engine="tiny")  # type: ignore[arg-type]
 
 
-def test_what_a_variable_without_a_type_stands_for() -> None:
+def test_untyped_template_variables_are_parsed_as_numbers_booleans_or_text() -> None:
     words = {"a": "1", "b": "0", "c": "no", "d": "True", "e": "1.5", "f": "nan"}
     typed = [word for pair in words.items() for word in pair]
     assert settings(RECIPE, ["--chat-template-kwargs", *typed]).chat_template_kwargs == {
@@ -222,15 +222,15 @@ def test_what_a_variable_without_a_type_stands_for() -> None:
     }
 
 
-def test_a_role_of_the_recipe_is_typed_with_a_hyphen_or_an_underscore() -> None:
+def test_a_model_role_can_be_typed_with_a_hyphen_or_an_underscore() -> None:
     judged = replace(RECIPE, models={"my_judge": ag.ModelRoleConfig(model="tiny")})
     for name in ("my_judge", "my-judge"):
         roles = settings(judged, [f"--models.{name}.engine.slots", "3"]).models
         assert roles == {"my_judge": ag.ModelRoleConfig(model="tiny", engine=ag.TransformersConfig(slots=3))}
-        assert settings(RECIPE, [f"--models.{name}.model", "tiny"]).models.keys() == {name}  # one of its own
+        assert settings(RECIPE, [f"--models.{name}.model", "tiny"]).models.keys() == {name}  # a new role
 
 
-def test_steps_that_a_resumed_run_was_begun_with_are_said_if_the_recipe_has_others(
+def test_a_resumed_run_keeps_its_steps_and_says_so_if_the_recipe_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_settings(tmp_path, replace(RECIPE, max_steps=2))
@@ -243,7 +243,7 @@ def test_steps_that_a_resumed_run_was_begun_with_are_said_if_the_recipe_has_othe
 
 
 @pytest.mark.parametrize("start", [["-c", RESUMING], ["program"]], ids=["words", "folder"])
-def test_the_command_that_resumes_a_program_without_a_file_can_be_typed(start: list[str], tmp_path: Path) -> None:
+def test_the_resume_command_of_a_program_without_a_file_can_be_typed(start: list[str], tmp_path: Path) -> None:
     (tmp_path / "program").mkdir()
     (tmp_path / "program/__main__.py").write_text(RESUMING)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -253,7 +253,7 @@ def test_the_command_that_resumes_a_program_without_a_file_can_be_typed(start: l
     assert shlex.split(done.stdout) == [sys.executable, *start, "--seed", "3", "--resume", "runs/a"], done.stderr
 
 
-def test_a_recipes_callbacks_hear_the_run_that_its_flags_describe(
+def test_a_recipes_callbacks_get_the_run_that_its_flags_describe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[tuple[int, Path]] = []
@@ -269,14 +269,14 @@ def test_a_recipes_callbacks_hear_the_run_that_its_flags_describe(
     assert heard == [(0, tmp_path / "run")]
 
 
-def test_a_callback_that_is_none_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_callback_gives_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["recipe", "--output-dir", str(tmp_path / "run")])
     with pytest.raises(SystemExit, match=r"^chase_grpo: callbacks: must be .*Callback"):
         main(RECIPE, callbacks=[print])  # type: ignore[list-item]
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_role_is_added_and_changed_on_the_command_line() -> None:
+def test_a_model_role_can_be_added_and_changed_on_the_command_line() -> None:
     words = ["--models.judge.model", "tiny", "--models.judge.engine.slots", "8"]
     tiny = Path("tiny")
     judge = ag.ModelRoleConfig(model=tiny, engine=ag.TransformersConfig(slots=8))
@@ -290,7 +290,7 @@ def test_a_model_role_is_added_and_changed_on_the_command_line() -> None:
     }
 
 
-def test_a_mixture_is_typed_as_the_help_shows_it() -> None:
+def test_a_mixture_can_be_typed_as_the_help_shows_it() -> None:
     assert settings(RECIPE, ["--env", "chase", "3", "bisect", "0.5"]).env == {"chase": 3.0, "bisect": 0.5}
 
 
@@ -304,7 +304,7 @@ def test_a_mixture_is_typed_as_the_help_shows_it() -> None:
         ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["search", "3", "bisect", "1"], {"search.rows": 5}, ""),
     ],
 )
-def test_another_env_keeps_the_parameters_that_it_has_and_is_told_of_the_others(
+def test_another_env_keeps_its_own_parameters_and_the_others_are_reported(
     env: Any,
     env_args: dict[str, Any],
     typed: list[str],
@@ -319,7 +319,7 @@ def test_another_env_keeps_the_parameters_that_it_has_and_is_told_of_the_others(
     assert said.count("\n") == (1 if lost else 0)
 
 
-def test_a_run_without_a_name_has_its_envs() -> None:
+def test_a_run_without_a_name_is_named_after_its_env() -> None:
     assert ag.RunConfig(env="my_env:Pointers", model="tiny").name == "Pointers"
     assert ag.RunConfig(env={"chase": 1.0, "a.b:Bisect": 2.0}, model="tiny").name == "chase+Bisect"
 
@@ -339,7 +339,7 @@ def test_a_run_without_a_name_has_its_envs() -> None:
         (["--train.lora-targets", "no_such_layer"], "lora_targets: "),
     ],
 )
-def test_a_wrong_setting_is_one_line(
+def test_a_wrong_setting_gives_one_line(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -350,7 +350,7 @@ def test_a_wrong_setting_is_one_line(
     assert said in line
 
 
-def test_a_wrong_setting_ends_the_process_with_its_line_alone(tmp_path: Path) -> None:
+def test_a_wrong_setting_ends_the_process_with_only_its_line(tmp_path: Path) -> None:
     done = recipe("--env", "chsae", "--output-dir", str(tmp_path))
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
@@ -358,7 +358,7 @@ def test_a_wrong_setting_ends_the_process_with_its_line_alone(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_sandboxes_that_do_not_run_here_are_one_line_that_says_what_to_do(
+def test_sandboxes_that_do_not_run_here_give_one_line_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'none.sock'}")
@@ -371,14 +371,14 @@ def test_sandboxes_that_do_not_run_here_are_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("first", [WITHOUT_TORCH, "import sys; sys.modules['torch'] = None\n"])
-def test_a_missing_package_is_one_line(first: str) -> None:
+def test_a_missing_package_gives_one_line(first: str) -> None:
     done = recipe("--max-steps", "1", first=first)
     assert done.returncode == 1
     assert done.stderr == f"chase_grpo: torch is not installed: {install_line('train')}\n"
 
 
 @pytest.mark.slow
-def test_a_shipped_model_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_shipped_model_gives_one_line(tmp_path: Path) -> None:
     done = recipe(
         "--output-dir", str(tmp_path), "--model", "tiny", first="import agentgym.hub as m; m.SHIPPED['tiny'] = 'x'\n"
     )
@@ -388,7 +388,7 @@ def test_a_shipped_model_that_is_not_installed_is_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("lacks", ["tokenizer", "config", "weights"])
-def test_a_folder_that_is_no_whole_model_is_one_line(lacks: str, tmp_path: Path) -> None:
+def test_a_folder_without_a_whole_model_gives_one_line(lacks: str, tmp_path: Path) -> None:
     model = shutil.copytree(ROOT / "recipes" / "checkpoints" / "chase", tmp_path / "model")
     if lacks == "tokenizer":
         (model / "tokenizer.json").write_text("{}")
@@ -402,7 +402,7 @@ def test_a_folder_that_is_no_whole_model_is_one_line(lacks: str, tmp_path: Path)
     )
 
 
-def test_the_command_line_names_a_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_accepts_the_name_of_a_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = find_model(settings(RECIPE, ["--model", "tiny"]).model)
     assert (Path(found) / "config.json").exists()
@@ -417,7 +417,7 @@ def test_a_bug_keeps_its_traceback() -> None:
     assert "invalid literal for int()" in done.stderr
 
 
-def test_help_names_the_engines_and_how_their_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_engines_and_how_to_list_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         settings(RECIPE, ["--help"], about="Follow pointers.")
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -429,7 +429,7 @@ def test_help_names_the_engines_and_how_their_settings_are_listed(capsys: pytest
     assert "--engine.urls" in capsys.readouterr().out
 
 
-def test_whoever_stops_reading_the_help_is_shown_no_traceback() -> None:
+def test_closing_the_pipe_of_the_help_gives_no_traceback() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     reader, writer = os.pipe()
     os.close(reader)
@@ -439,7 +439,7 @@ def test_whoever_stops_reading_the_help_is_shown_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_run_that_is_resumed_keeps_its_steps_unless_others_are_given(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_number_of_steps_unless_it_is_given(tmp_path: Path) -> None:
     write_settings(tmp_path, settings(RECIPE, ["--max-steps", "2"]))
     assert settings(RECIPE, ["--resume", str(tmp_path)]).max_steps == 2
     assert settings(RECIPE, ["--resume", str(tmp_path), "--max-steps", "7"]).max_steps == 7
@@ -447,7 +447,7 @@ def test_a_run_that_is_resumed_keeps_its_steps_unless_others_are_given(tmp_path:
     assert settings(RECIPE, ["--resume", str(tmp_path / "none")]).max_steps == RECIPE.max_steps
 
 
-def test_a_recipe_that_names_its_folder_is_resumed_by_the_command_that_is_printed(tmp_path: Path) -> None:
+def test_a_recipe_that_sets_its_folder_is_resumed_by_the_printed_command(tmp_path: Path) -> None:
     own = replace(RECIPE, output_dir=tmp_path / "own")
     write_settings(tmp_path / "run", replace(own, max_steps=2))
     resumed = settings(own, ["--resume", str(tmp_path / "run")])
@@ -459,7 +459,7 @@ def test_a_recipe_that_names_its_folder_is_resumed_by_the_command_that_is_printe
 @pytest.mark.parametrize(
     "typed", [["--output-dir", "x"], ["--output_dir", "x"], ["--output_dir=x"], ["--output-dir=x"], ["--resume", "y"]]
 )
-def test_the_command_that_resumes_a_run_leaves_out_its_folder_however_it_was_typed(typed: list[str]) -> None:
+def test_the_resume_command_omits_the_folder_flag_however_it_was_typed(typed: list[str]) -> None:
     line = resume_command(Path("runs/a"), ["--seed", "3", *typed, "--max_steps", "2"])
     assert line.endswith(" --seed 3 --max_steps 2 --resume runs/a")
 
@@ -479,17 +479,17 @@ def test_the_command_that_resumes_a_run_leaves_out_its_folder_however_it_was_typ
         ("--env_holes", "--env.holes"),
     ],
 )
-def test_a_flag_by_another_name_is_told_the_one_that_is_meant(typed: str, meant: str) -> None:
+def test_a_flag_with_a_similar_name_gets_a_suggestion(typed: str, meant: str) -> None:
     with pytest.raises(RefusedWords, match=rf"^there is no option {typed}; did you mean {meant}\?$"):
         settings(replace(RECIPE, env="frozen_lake"), [typed, "1"])
 
 
-def test_a_flag_of_an_env_that_cannot_be_found_is_refused_without_it() -> None:
+def test_a_wrong_flag_is_refused_even_if_the_env_cannot_be_found() -> None:
     with pytest.raises(RefusedWords, match=r"^there is no option --setps; did you mean --max-steps\?$"):
         settings(replace(RECIPE, env="no_such_module:Env"), ["--setps", "1"])
 
 
-def test_a_refused_resume_names_an_adapter_only_where_there_is_one(tmp_path: Path) -> None:
+def test_a_refused_resume_suggests_merging_only_if_there_is_an_adapter(tmp_path: Path) -> None:
     write_settings(tmp_path, settings(RECIPE, []))
     with pytest.raises(ValueError, match=r"^resume: .*, or start a new run in another output_dir$"):
         refuse_changes(tmp_path, settings(RECIPE, ["--seed", "3"]))
@@ -500,7 +500,7 @@ def test_a_refused_resume_names_an_adapter_only_where_there_is_one(tmp_path: Pat
         refuse_changes(tmp_path, settings(RECIPE, ["--seed", "3"]))
 
 
-def test_a_teacher_that_cannot_be_loaded_is_named_as_the_teacher(tmp_path: Path) -> None:
+def test_a_teacher_that_cannot_be_loaded_is_called_the_teacher(tmp_path: Path) -> None:
     named = rf"^teacher: {tmp_path} cannot be loaded"
     with pytest.raises(ValueError, match=named), of_field("teacher"), loading(tmp_path):
         raise OSError("nobody is there")
@@ -508,7 +508,7 @@ def test_a_teacher_that_cannot_be_loaded_is_named_as_the_teacher(tmp_path: Path)
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a hub that cannot be reached."""
+    """Return the address of a hub that cannot be reached."""
     with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as free:
         hub = f"http://127.0.0.1:{free.server_address[1]}"
     monkeypatch.setenv("HF_ENDPOINT", hub)
@@ -518,7 +518,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("field", ["model", "teacher"])
-def test_a_misspelled_model_is_one_line_that_says_where_it_was_looked_for(
+def test_a_misspelled_model_gives_one_line_with_the_places_searched(
     field: str, no_hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -531,12 +531,14 @@ def test_a_misspelled_model_is_one_line_that_says_where_it_was_looked_for(
     )
 
 
-def test_a_hub_that_cannot_be_reached_is_not_tried_again_and_again(no_hub: str) -> None:
+def test_an_unreachable_hub_is_not_retried(no_hub: str) -> None:
     with pytest.raises(ValueError, match=r"^model: nobody/nofolder cannot be loaded: .* cannot be reached"):
         chat_tokenizer("nobody/nofolder")
 
 
-def test_a_model_of_the_hubs_cache_needs_no_hub(no_hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_in_the_hubs_cache_needs_no_network(
+    no_hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     held = tmp_path / "models--somebody--model"
     (held / "refs").mkdir(parents=True)
@@ -550,7 +552,7 @@ def test_a_model_of_the_hubs_cache_needs_no_hub(no_hub: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(("asked", "warned"), [({}, False), ({"context_tokens": 2048}, True)])
-def test_only_an_env_that_asks_for_more_context_than_the_engine_holds_is_warned_of(
+def test_only_an_env_that_needs_more_context_than_the_engine_has_gives_a_warning(
     asked: dict[str, int], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     env = type("Quiz", (ag.ToolEnv,), {"limits": ag.Limits(**asked)})

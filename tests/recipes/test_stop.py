@@ -1,4 +1,4 @@
-"""A signal at any moment: whatever it interrupts, the last finished step is kept, and the line that is said goes on."""
+"""A signal at any moment: the last finished step is saved, and the printed line resumes the run."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def start(*command: str) -> "subprocess.CompletedProcess[str]":
 
 
 def stopped(moment: str, name: str, out: Path, *flags: str, steps: int = 0) -> str:
-    """The one line that the stopped recipe says at its end, behind those of this many steps."""
+    """Return the line that the stopped recipe prints at its end, after the lines of this many steps."""
     script = [sys.executable, "-m", "tests.recipes.stopped_script", moment, name]
     done = start(*script, *FLAGS, *flags, "--output-dir", str(out))
     assert done.returncode == CODES[name], done.stderr[-3000:]
@@ -66,7 +66,7 @@ def steps_logged(out: Path) -> list[int]:
 
 
 def stored(out: Path) -> dict[tuple[str, int], int]:
-    """How many rollouts the store holds of each phase and step."""
+    """Return the number of stored rollouts by phase and step."""
     with RolloutStore(out) as store:
         return dict(Counter((found.phase, found.step) for found in store.find()))
 
@@ -85,7 +85,7 @@ def stored(out: Path) -> dict[tuple[str, int], int]:
         pytest.param("last evaluation", "SIGINT", 3, marks=pytest.mark.slow),
     ],
 )
-def test_a_stop_keeps_the_last_finished_step_and_the_line_that_is_said_goes_on(
+def test_a_stop_keeps_the_last_finished_step_and_prints_a_line_that_resumes_it(
     moment: str, name: str, kept: int, tmp_path: Path
 ) -> None:
     out = tmp_path / "a run"
@@ -107,13 +107,13 @@ def test_a_stop_keeps_the_last_finished_step_and_the_line_that_is_said_goes_on(
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_a_stop_while_modules_are_imported_says_that_nothing_was_begun(name: str, tmp_path: Path) -> None:
+def test_a_stop_during_imports_says_that_nothing_was_started(name: str, tmp_path: Path) -> None:
     said = stopped("importing", name, tmp_path / "run")
     assert re.search(r"nothing was started; to run it: .* --output-dir ", said)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_second_ctrl_c_ends_at_once_and_gives_the_terminal_its_cursor_back(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_at_once_and_restores_the_cursor(tmp_path: Path) -> None:
     ours, terminals = pty.openpty()
     script = [
         sys.executable,
@@ -129,7 +129,7 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_the_terminal_its_cursor_back(tmp
     with subprocess.Popen(script, cwd=ROOT, env=environment, stderr=terminals) as running:
         os.close(terminals)
         said = b""
-        with suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:  # it is an error where nobody writes
+        with suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:  # raises if the other end is closed
             while more := terminal.read(1 << 16):
                 said += more
     assert running.returncode == 130
@@ -137,7 +137,7 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_the_terminal_its_cursor_back(tmp
     assert said.rindex(b"\x1b[?25h") > said.rindex(b"\x1b[?25l")
 
 
-def test_a_signal_behind_the_end_of_a_run_changes_nothing() -> None:
+def test_a_signal_after_the_end_of_a_run_has_no_effect() -> None:
     async def work() -> str:
         return "done"
 
@@ -146,12 +146,12 @@ def test_a_signal_behind_the_end_of_a_run_changes_nothing() -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_process_that_waits_for_one_that_never_comes_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_waits_for_a_missing_rank_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def ends(code: int) -> None:
         raise SystemExit(code)
 
     async def work() -> None:
-        stop._came(signal.SIGTERM, None)  # as torchrun does where the first process was refused
+        stop._came(signal.SIGTERM, None)  # as torchrun does if the first process was refused
 
     monkeypatch.setattr(os, "_exit", ends)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
@@ -163,8 +163,8 @@ def test_a_process_that_waits_for_one_that_never_comes_ends_at_once(monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_under_torchrun_the_last_finished_step_is_kept(tmp_path: Path, method: str) -> None:
-    """Of a whole model every process writes its part, wherever the others are."""
+def test_a_stop_under_torchrun_keeps_the_last_finished_step(tmp_path: Path, method: str) -> None:
+    """For full training, each process writes its part of the model independently of the other processes."""
     out, flags = tmp_path / "run", [*FLAGS, "--train.method", method]
     launch = torchrun(tmp_path / "logs")
     script = ["-m", "tests.recipes.stopped_script", "training", "SIGINT"]

@@ -1,4 +1,4 @@
-"""One rank of a run with uneven rollouts and staleness 1; it notes what keeps its event loop from the rollouts."""
+"""One rank of a run with uneven rollouts and staleness 1; it records everything that blocks the event loop."""
 
 import asyncio
 import itertools
@@ -25,27 +25,27 @@ from agentgym.weight_sync.sync import WeightSync
 from tests.run.test_resume import SETTINGS, task
 
 LONGEST_S = 0.05
-"""CPU seconds of the loop's thread that one callback may use."""
+"""CPU seconds that one callback may use on the loop's thread."""
 RANK = int(os.environ["RANK"])
 LONG: list[str] = []
 WAITS: list[str] = []
 STOPS: list[str] = []
 HELD: list[int] = []
-"""How many clocks stood still in each part of a sync."""
+"""The number of stopped clocks in each part of a sync."""
 COUNTING = [False]
 AHEAD_S = [0.0]
-"""How far the loop's clock is ahead."""
+"""How far the loop's clock is ahead, in seconds."""
 RESETS = itertools.count()
 ARRIVED = [asyncio.Event() for _ in range(5)]
-"""Which versions of the policy the engine has."""
+"""Events that are set when the engine has the policy version with that index."""
 LOOP_THREAD = threading.get_ident()
 LONG_S = 10_000.0
-"""What a part of a sync takes by the loop's clock: longer than any rollout may."""
+"""Duration of a part of a sync by the loop's clock: longer than any rollout may take."""
 
 
 @ag.register("uneven")
 class Uneven(ag.Env[ag.Task]):
-    """Goes on for one turn on the first process and for eight on the other, and is worth less the more was said."""
+    """Rollouts have one turn on the first process and eight on the other; longer answers earn less."""
 
     limits = ag.Limits(turns=1 + 7 * RANK, seconds=600)
 
@@ -61,7 +61,7 @@ class Uneven(ag.Env[ag.Task]):
         return list(self.task.prompt), {}
 
     async def step(self, message: ag.Message) -> ag.StepResult:
-        if self.number % 2:  # it is played ahead all through the training and the sync of the batch before it
+        if self.number % 2:  # this rollout lasts through the training and the sync of the batch before it
             await ARRIVED[self.number // SETTINGS.group_size].wait()
         self.said += len(message["content"])
         return ag.StepResult([ag.Message(role="user", content="Go on.")], -float(self.said), False, False, {})
@@ -75,7 +75,7 @@ def counted(self: asyncio.Handle) -> None:
 
 
 def note(what: str) -> None:
-    """Keep it, and who does it, where it is done on the loop's thread."""
+    """Record this call and its callers if it happens on the loop's thread."""
     if COUNTING[0] and threading.get_ident() == LOOP_THREAD:
         callers = itertools.islice(traceback.walk_stack(sys._getframe(2)), 4)
         WAITS.append("; ".join([what, *(f"{frame.f_code.co_filename}:{line}" for frame, line in callers)]))
@@ -90,7 +90,7 @@ def noted(what: str, call: Any) -> Any:
 
 
 def wait(self: threading.Condition, timeout: float | None = None) -> bool:
-    """What futures, events and queues wait with; a thread that is started says so with one, too, and at once."""
+    """Record waits of futures, events and queues, but not the short wait inside `Thread.start`."""
     if timeout != 0 and sys._getframe(2).f_code is not threading.Thread.start.__code__:
         note("another thread")
     return own_wait(self, timeout)
@@ -102,7 +102,7 @@ def audited(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def lasting(call: Any) -> Any:
-    """As the engine's call, but by the loop's clock it takes longer than any rollout may."""
+    """Return the engine's call, which by the loop's clock takes longer than any rollout may."""
 
     async def in_its_place(*arguments: Any, **named: Any) -> Any:
         HELD.append(len(time_limits._running))
@@ -114,7 +114,7 @@ def lasting(call: Any) -> Any:
 
 
 class Ends(ag.Callback):
-    """Notes the rollouts that end, and why."""
+    """Records the rollouts that end, and why."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -128,7 +128,7 @@ class Ends(ag.Callback):
 
 def logged(self: MetricsLogger, step: int, metrics: Mapping[str, float]) -> None:
     log(self, step, metrics)
-    COUNTING[0] = True  # before, modules are imported
+    COUNTING[0] = True  # before this, modules are imported
 
 
 async def synced(self: WeightSync, version: int) -> dict[str, float]:
@@ -138,7 +138,7 @@ async def synced(self: WeightSync, version: int) -> dict[str, float]:
 
 
 async def last(self: Trainer, *error: Any) -> None:
-    COUNTING[0] = False  # nothing is played any more
+    COUNTING[0] = False  # no more rollouts run
     await close_trainer(self, *error)
 
 

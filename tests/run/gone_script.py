@@ -1,4 +1,4 @@
-"""What every rank of test_ranks.py runs: runs whose files go while the first rank writes the checkpoint of step 2."""
+"""The script of every rank in test_ranks.py: files are removed while the first rank writes step 2's checkpoint."""
 
 import asyncio
 import pickle
@@ -18,7 +18,7 @@ if __name__ == "__main__":
     gone = set[Path]()
 
     def writing(self: Snapshot, folder: Path, step: int, **named: Any) -> None:
-        """Remove the folder that the run is named after, once, and write."""
+        """Remove the folder after which the run is named, once, and then write."""
         run = folder.parent
         if step == 2 and dist.get_rank() == 0 and run not in gone:
             gone.add(run)

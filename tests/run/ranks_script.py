@@ -1,4 +1,4 @@
-"""What every rank of test_ranks.py runs: one training run after the other, as `ag.train_policy` does them."""
+"""The script of every rank in test_ranks.py: one training run after another, each with `ag.train_policy`."""
 
 import asyncio
 import pickle

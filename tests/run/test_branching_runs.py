@@ -1,4 +1,4 @@
-"""Runs with branches: what is refused, what is trained, and what stays on disk."""
+"""Runs with branches: which are refused, what is trained, and what stays on disk."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from recipes import bisect_branches, chase_grpo
 from tests.rollouts.test_branches import Aided, Compares, play
 
 
-def test_branches_are_settings_of_a_run() -> None:
+def test_branches_are_configured_by_flags() -> None:
     assert bisect_branches.RECIPE.credit == "branches"
     words = ["--credit", "branches", "--branching.per-state", "3", "--branching.after", "tool_error"]
     run = settings(chase_grpo.RECIPE, [*words, "--branching.tokens", "100", "--branching.no-train"])
@@ -50,7 +50,7 @@ def test_branches_are_settings_of_a_run() -> None:
         ),
     ],
 )
-def test_what_means_nothing_with_branches_or_without_them_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_settings_that_conflict_with_branches_or_need_them_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         replace(chase_grpo.RECIPE, **changes)
 
@@ -65,7 +65,7 @@ def test_what_means_nothing_with_branches_or_without_them_is_refused(changes: di
         (["--train.loss", "gspo", "--no-merge"], "--no-merge: gspo needs each whole segment in one sample; leave"),
     ],
 )
-def test_what_is_refused_on_the_command_line_names_the_flags_that_were_written(words: list[str], said: str) -> None:
+def test_a_refusal_on_the_command_line_names_the_flags_as_typed(words: list[str], said: str) -> None:
     with pytest.raises(RefusedWords, match=f"^{said}"):
         settings(chase_grpo.RECIPE, words)
 
@@ -82,7 +82,7 @@ async def test_an_env_that_cannot_branch_is_refused_before_the_model_is_loaded(t
         await ag.train_policy(run)
 
 
-async def test_a_step_trains_every_token_that_was_sampled_and_keeps_every_branch(tmp_path: Path) -> None:
+async def test_a_step_trains_every_sampled_token_and_stores_every_branch(tmp_path: Path) -> None:
     run = replace(
         bisect_branches.RECIPE,
         max_steps=1,
@@ -116,7 +116,7 @@ def fields(rollout: Rollout) -> Any:
     return json.loads(json.dumps([segments, [asdict(branch) for branch in rollout.branches], rollout.reward]))
 
 
-async def test_a_rollout_comes_back_from_a_store_and_from_atif_with_its_branches(tmp_path: Path) -> None:
+async def test_a_rollout_with_branches_is_restored_from_a_store_and_from_atif(tmp_path: Path) -> None:
     played = await play(Aided, ag.BranchingConfig(per_state=2))
     with RolloutWriter(tmp_path) as writer:
         writer.add([Group(group_id="t", rollouts=(played,))], phase="train", step=0)
@@ -136,7 +136,7 @@ async def test_a_rollout_comes_back_from_a_store_and_from_atif_with_its_branches
         assert [t.number for t in one.turns] == [t.number for t in other.turns]
 
 
-async def test_what_is_counted_and_imitated_of_a_rollout_is_its_own_way(tmp_path: Path) -> None:
+async def test_branches_do_not_count_in_signs_messages_or_imitation(tmp_path: Path) -> None:
     played = await play(Aided, ag.BranchingConfig(per_state=2))
     plain = await play(Aided)
     assert played.messages == plain.messages

@@ -1,4 +1,4 @@
-"""A run that learns from a teacher: its settings, and that the student comes nearer."""
+"""A run that learns from a teacher: its settings, and that the student gets closer to the teacher."""
 
 import json
 from dataclasses import replace
@@ -56,19 +56,19 @@ SMALL = replace(
         ),
     ],
 )
-def test_what_means_nothing_with_a_teacher_or_without_one_is_refused(changed: dict[str, Any], said: str) -> None:
+def test_settings_that_conflict_with_a_teacher_or_need_one_are_refused(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         replace(SMALL, **changed)
 
 
-def test_the_teacher_is_set_on_the_command_line_and_one_rollout_of_a_task_will_do() -> None:
+def test_the_teacher_is_set_by_a_flag_and_allows_groups_of_one() -> None:
     run = settings(
         chase_distill.RECIPE, ["--teacher", "owner/name", "--group-size", "1", "--teacher-engine.slots", "3"]
     )
     assert (str(run.teacher), run.group_size, run.teacher_engine) == ("owner/name", 1, ag.TransformersConfig(slots=3))
 
 
-def test_the_teachers_engine_is_named_on_the_command_line_and_has_its_own_flags() -> None:
+def test_the_teachers_engine_is_chosen_on_the_command_line_with_separate_flags() -> None:
     run = settings(chase_distill.RECIPE, ["--teacher-engine", "sglang", "--teacher-engine.urls", "http://127.0.0.1:1"])
     assert (run.teacher_engine, run.engine) == (
         ag.SGLangConfig(urls=("http://127.0.0.1:1",)),
@@ -97,9 +97,7 @@ def test_the_teachers_engine_is_named_on_the_command_line_and_has_its_own_flags(
         ),
     ],
 )
-def test_an_engine_of_the_teacher_that_means_nothing_is_one_line(
-    recipe: ag.RunConfig, flags: list[str], said: str
-) -> None:
+def test_an_invalid_engine_of_the_teacher_gives_one_line(recipe: ag.RunConfig, flags: list[str], said: str) -> None:
     with pytest.raises(RefusedWords, match=f"^{said}"):
         settings(recipe, flags)
 
@@ -116,7 +114,7 @@ def steps_of(run: ag.RunConfig) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("takes_adapters", [True, False])
-async def test_a_server_that_runs_already_may_teach_whether_it_takes_adapters_or_not(takes_adapters: bool) -> None:
+async def test_a_running_server_may_teach_with_or_without_adapter_support(takes_adapters: bool) -> None:
     info = {"max_req_input_len": 401, "model_path": "unknown", "enable_lora": takes_adapters}
     async with Peer(sglang(server_info=giving(info))) as peer, Trainer("tiny", SMALL.train) as trainer:
         run = replace(SMALL, teacher="tiny", teacher_engine=ag.SGLangConfig(urls=(peer.url,)))
@@ -125,7 +123,7 @@ async def test_a_server_that_runs_already_may_teach_whether_it_takes_adapters_or
             assert teacher.context_tokens == 400
 
 
-async def test_a_student_that_is_its_teacher_does_not_diverge_from_it(tmp_path: Path) -> None:
+async def test_a_student_that_is_its_own_teacher_does_not_diverge(tmp_path: Path) -> None:
     run = replace(SMALL, teacher="tiny", max_steps=1, prompts_per_step=1, group_size=1, output_dir=tmp_path / "run")
     await ag.train_policy(run)
     [row] = steps_of(run)
@@ -136,7 +134,7 @@ async def test_a_student_that_is_its_teacher_does_not_diverge_from_it(tmp_path: 
 
 @pytest.mark.slow
 async def test_the_students_divergence_from_its_teacher_falls(tmp_path: Path) -> None:
-    """The teacher is the tiny model after some steps of imitation, as `recipes.chase_sft` makes it."""
+    """The teacher is the tiny model after some steps of imitation, as in `recipes.chase_sft`."""
     rollout = await demonstrated(chat_tokenizer("tiny"), range(64), seed=0)
     async with Trainer("tiny", ag.TrainConfig(loss="sft", device="cpu")) as trainer:
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""The event loop is the rollouts': what the host does is done in threads, and their clocks stand still meanwhile."""
+"""The event loop serves the rollouts: the host's work runs in threads, while rollout clocks are stopped."""
 
 import asyncio
 from pathlib import Path
@@ -12,12 +12,12 @@ SCRIPT = Path(__file__).parent / "free_loop_script.py"
 
 
 @pytest.mark.slow
-def test_nothing_of_the_host_holds_up_uneven_rollouts_of_two_processes(tmp_path: Path) -> None:
+def test_host_work_does_not_block_uneven_rollouts_on_two_processes(tmp_path: Path) -> None:
     run_on_ranks(SCRIPT, None, tmp_path)
     ranks = of_each_rank(tmp_path)
     assert [rank["long"] for rank in ranks] == [[], []]
     assert [rank["waits"] for rank in ranks] == [[], []]
-    assert all(held >= 1 for rank in ranks for held in rank["held"][:-2])  # behind the last batch nothing is played
+    assert all(held >= 1 for rank in ranks for held in rank["held"][:-2])  # nothing runs after the last batch
     assert [len(rank["held"]) for rank in ranks] == [1 + 2 * 4] * 2
     assert "seconds" not in ranks[0]["stops"]
     assert len(ranks[0]["stops"]) == 4 * 2 * 3
@@ -25,13 +25,13 @@ def test_nothing_of_the_host_holds_up_uneven_rollouts_of_two_processes(tmp_path:
 
 
 async def passed(seconds: float) -> None:
-    """Return when the loop's clock has moved on by so much."""
+    """Return when the loop's clock has advanced by this many seconds."""
     over = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, over.set)
     await over.wait()
 
 
-async def test_a_clock_stands_still_while_the_host_works_also_one_that_is_started_then() -> None:
+async def test_clocks_stop_while_the_host_works_even_if_started_meanwhile() -> None:
     async def wait(event: asyncio.Event) -> str:
         await event.wait()
         return "done"
@@ -53,7 +53,7 @@ async def test_a_clock_stands_still_while_the_host_works_also_one_that_is_starte
         await outer.bound(wait(asyncio.Event()))
 
 
-async def test_a_clock_runs_on_with_the_time_that_was_left() -> None:
+async def test_a_clock_continues_with_its_remaining_time() -> None:
     limit = TimeLimit(0.05)
     waiting = asyncio.create_task(limit.bound(asyncio.Event().wait()))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A run that trains the whole model: stopped and resumed, proven at each sync, and left as a model folder."""
+"""A run that trains the whole model: stopped and resumed, checked at each sync, and saved as a model folder."""
 
 import asyncio
 from dataclasses import replace
@@ -22,7 +22,7 @@ FULL = replace(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The run that nobody stopped: its folder and its summary."""
+    """Complete a run without stopping it, and return its folder and its summary."""
     out = tmp_path_factory.mktemp("whole")
     return out, asyncio.run(train_policy(replace(FULL, output_dir=out)))
 
@@ -31,7 +31,7 @@ def weights(folder: Path) -> dict[str, Any]:
     return dict(load_file(folder / "model.safetensors"))
 
 
-def test_each_step_changes_the_engine_and_is_proven(whole: tuple[Path, dict[str, Any]]) -> None:
+def test_each_step_changes_the_engines_weights_and_is_checked(whole: tuple[Path, dict[str, Any]]) -> None:
     rows = metrics(whole[0])
     assert sum(row["train/optimizer_steps"] for row in rows) >= 3
     for row in rows:
@@ -41,7 +41,7 @@ def test_each_step_changes_the_engine_and_is_proven(whole: tuple[Path, dict[str,
         assert row["train/adapter_coverage"] == 1.0
 
 
-async def test_a_run_that_is_stopped_in_a_step_goes_on_bit_for_bit_after_the_one_before(
+async def test_a_run_stopped_within_a_step_resumes_bit_for_bit_after_the_previous_step(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     run = replace(FULL, output_dir=tmp_path / "run")
@@ -55,7 +55,7 @@ async def test_a_run_that_is_stopped_in_a_step_goes_on_bit_for_bit_after_the_one
     assert all(torch.equal(ended[name], weight) for name, weight in weights(whole[0] / "model").items())
 
 
-async def test_what_the_run_left_is_a_model_that_an_engine_samples_from(whole: tuple[Path, dict[str, Any]]) -> None:
+async def test_the_final_model_folder_can_be_sampled_by_an_engine(whole: tuple[Path, dict[str, Any]]) -> None:
     out, summary = whole
     assert not (out / "adapter").exists()
     assert summary["best_step"] is not None
@@ -72,13 +72,13 @@ async def test_an_engine_without_load_weights_is_refused_before_the_first_rollou
         await train_policy(replace(FULL, output_dir=tmp_path), engine=Scripted([say("1")]))
 
 
-def test_an_adapter_for_servers_is_refused_and_merged_is_named() -> None:
+def test_adapters_for_servers_are_refused_and_merged_is_suggested() -> None:
     with pytest.raises(ValueError, match=r"^engine\.adapters, train\.method: tensors .*set engine\.adapters='merged'"):
         replace(FULL, engine=ag.SGLangConfig())
     assert replace(FULL, engine=ag.SGLangConfig(adapters="merged"))
 
 
-def test_a_resumed_run_may_not_change_its_method_and_says_where_its_model_is(
+def test_a_resumed_run_may_not_change_its_method_and_names_its_model_folder(
     whole: tuple[Path, dict[str, Any]],
 ) -> None:
     changed = replace(FULL, train=replace(FULL.train, method="lora"))

@@ -1,4 +1,4 @@
-"""The loop, on the real engine, the real trainer and the shipped checkpoint."""
+"""The training loop, on the real engine, the real trainer and the shipped checkpoint."""
 
 import asyncio
 import itertools
@@ -40,20 +40,20 @@ SAMPLING = Sampling(temperature=0.7, max_tokens=40)
 
 @pytest.fixture
 async def play() -> AsyncIterator[Collector]:
-    """Chase with compaction on the tiny model: several turns and segments, sixteen rollouts at once."""
+    """Yield a collector of Chase with compaction on the tiny model: several turns and segments, 16 at once."""
     config = TrainConfig(temperature=0.7, lr=2e-3, device="cpu")
     async with Trainer(MODEL, config) as trainer, TransformersEngine(MODEL, TransformersConfig(slots=16)) as engine:
         yield Collector(ChaseCompaction, engine, trainer, FakeSandboxPool(), SAMPLING)
 
 
 def trainer_of(play: Collector) -> Trainer:
-    """The trainer whose processes play together: here, this one alone."""
+    """Return the trainer whose processes collect together; here, there is only this one."""
     assert isinstance(play.peers, Trainer)
     return play.peers
 
 
 class Seven(Chase):
-    """A small data set: its tasks come round again."""
+    """A data set so small that its tasks are repeated."""
 
     @classmethod
     def tasks(cls, split: Split) -> ag.Procedural[ChaseTask]:
@@ -61,7 +61,7 @@ class Seven(Chase):
 
 
 def largest_gap(trainer: Trainer, rollout: ag.Rollout) -> float:
-    """Between the engine's and the trainer's log-probability, over all sampled tokens, in nats."""
+    """Return the largest gap of engine and trainer log-probabilities over all sampled tokens, in nats."""
     gaps = []
     for segment in rollout.segments:
         scores: Floats = trainer.score(segment.token_ids.tolist(), sampling=SAMPLING)
@@ -69,7 +69,7 @@ def largest_gap(trainer: Trainer, rollout: ag.Rollout) -> float:
     return float(max(gaps))
 
 
-async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(play: Collector) -> None:
+async def test_engine_and_trainer_logprobs_agree_on_every_sampled_token(play: Collector) -> None:
     tasks = ChaseCompaction.tasks("train")[:8]
     before = await play.collect(list(tasks), Schedule(group_size=4, seed=0))
     assert any(len(r.segments) > 1 for r in before.rollouts)
@@ -91,7 +91,7 @@ async def test_the_same_seed_gives_the_same_rollouts(play: Collector) -> None:
     assert ids[0] != ids[2]
 
 
-async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play: Collector) -> None:
+async def test_merged_and_per_turn_samples_of_real_rollouts_train_equally(play: Collector) -> None:
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(group_size=4, seed=0))
     norms = []
     for merge in (True, False):
@@ -104,7 +104,7 @@ async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play:
 
 async def test_a_lost_adapter_is_an_error(play: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lose(self: TransformersEngine, adapter: Adapter | None, *, version: int) -> None:
-        """An engine that says yes and changes nothing."""
+        """Accept the adapter without using it."""
 
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(group_size=4, seed=0))
     await trainer_of(play).step(build_samples(groups))
@@ -125,9 +125,7 @@ async def test_a_saved_adapter_is_read_back_into_an_engine(play: Collector, tmp_
         read_adapter(tmp_path)
 
 
-async def test_log_probabilities_that_are_no_numbers_are_an_error(
-    play: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_non_finite_log_probabilities_are_an_error(play: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     async def unknown(self: TransformersEngine, token_ids: list[int], *, sampling: Sampling) -> Floats:
         return np.full(len(token_ids) - 1, np.nan, np.float32)
 
@@ -136,7 +134,7 @@ async def test_log_probabilities_that_are_no_numbers_are_an_error(
         await WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)(1)
 
 
-async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_bound(play: Collector) -> None:
+async def test_weights_are_pushed_in_flight_and_no_group_exceeds_the_staleness_bound(play: Collector) -> None:
     versions: list[set[int]] = []
     sync = WeightSync(trainer_of(play), play.engine, list(range(20, 60)), SAMPLING, tolerance=1e-4)
     async with play.schedule(Schedule(prompts_per_step=4, group_size=4, max_staleness=1)) as rollouts:
@@ -148,10 +146,10 @@ async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_boun
             await trainer_of(play).step(build_samples(groups))
             assert (await sync(step + 1))["sync/logprob_gap"] < 1e-4
             assert groups.metrics()["requests/dropped"] == groups.metrics()["rollouts/failed"] == 0
-    assert any(min(seen) == step - 1 for step, seen in enumerate(versions))  # played while the step before trained
+    assert any(min(seen) == step - 1 for step, seen in enumerate(versions))  # run while the step before was trained
 
 
-async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> None:
+async def test_an_interrupted_rollout_continues_under_the_next_adapter(play: Collector) -> None:
     seen: list[set[int]] = []
     settings = OversampleConfig(stop="target", extra_groups=2, carry=3)
     sync = WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
@@ -179,12 +177,12 @@ async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> 
         ("group_size", {"group_size": 1}),
     ],
 )
-def test_a_run_refuses_what_does_not_fit_together(field: str, changes: dict[str, Any]) -> None:
+def test_a_run_refuses_settings_that_conflict(field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
         ag.RunConfig(recipe="r", env="chase", model=MODEL, **changes)
 
 
-def test_batches_are_of_the_seed_and_repeat_no_task() -> None:
+def test_batches_depend_on_the_seed_and_repeat_no_task() -> None:
     first, again, other = ([[t.id for t in b] for b in batches(Chase, 8, 5, seed=seed)] for seed in (1, 1, 2))
     assert first == again != other
     assert len(set(itertools.chain(*first))) == 40
@@ -196,7 +194,7 @@ def drawn_ids(env: type[Chase], count: int, sharding: Sharding) -> list[str]:
     return [sampled.task.id for sampled in drawn if sampled is not None]
 
 
-def test_processes_share_each_batch_out_and_where_groups_are_carried_each_task_is_of_one_process() -> None:
+def test_processes_share_each_batch_and_with_carried_groups_split_the_tasks() -> None:
     drawn = list(batches(Chase, 8, 4, seed=1))
     second = drawn_ids(Chase, 16, Sharding(prompts=8, rank=1, world=2))
     assert second == [t.id for batch in drawn for t in batch[1::2]]
@@ -205,7 +203,7 @@ def test_processes_share_each_batch_out_and_where_groups_are_carried_each_task_i
     assert not halves[0] & halves[1]
 
 
-def test_a_small_data_set_comes_round_again_and_no_batch_has_a_task_twice() -> None:
+def test_a_small_data_set_is_repeated_but_not_within_a_batch() -> None:
     drawn = [[t.id for t in b] for b in batches(Seven, 3, 20, seed=0)]
     assert all(len(set(batch)) == 3 for batch in drawn)
     assert all(not set(drawn[i]) & set(drawn[i + 1]) for i in range(0, 20, 2))
@@ -225,7 +223,7 @@ def test_a_step_is_on_disk_when_it_is_logged(tmp_path: Path) -> None:
 
 
 class Share:
-    """What `Collector` asks of a trainer where two processes collect: this one's share, and what the other one has."""
+    """The part of a trainer's interface that `Collector` needs, for two processes: this one's share and the other's."""
 
     rank, world = 0, 2
 
@@ -251,7 +249,7 @@ def named(*names: str) -> list[ag.Task]:
 
 
 @pytest.mark.parametrize("other", ["sound", "broken"])
-async def test_a_share_of_a_batch_may_fail_altogether_and_the_whole_batch_may_not(other: str) -> None:
+async def test_all_rollouts_of_one_process_may_fail_but_not_of_the_whole_batch(other: str) -> None:
     theirs = await play_groups(Halves, named(other), Scripted([say("1")]), Schedule(group_size=2))
     trainer: Any = Share(lambda mine: [(theirs.groups, None)] if isinstance(mine[0], tuple) else list(theirs))
     play = Collector(Halves, Scripted([say("1")]), trainer, None, ag.Sampling())
@@ -264,11 +262,11 @@ async def test_a_share_of_a_batch_may_fail_altogether_and_the_whole_batch_may_no
             await DistributedScheduler(scheduler, trainer, wanted=1).collect()
 
 
-async def test_a_collector_completes_a_schedule_and_changes_nothing_that_it_says() -> None:
+async def test_a_collector_fills_in_a_schedule_without_overriding_it() -> None:
     class Asked(Scripted):
         async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
             asked.append((given["sampling"].temperature, together.parties))
-            await together.wait()  # for as many as play at once
+            await together.wait()  # as many as run concurrently
             return await super().generate(token_ids, **given)
 
     class Sound(Halves):

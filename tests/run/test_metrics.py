@@ -1,4 +1,4 @@
-"""The metrics and warnings of a run beside its rewards: each is what it says, by hand."""
+"""A run's metrics and warnings other than rewards, each compared with values computed by hand."""
 
 import io
 import json
@@ -36,7 +36,7 @@ ROOT = Path(ag.__file__).parent
 
 
 class Told(ag.ToolEnv[ag.Task]):
-    """The reward is the number that was answered; `look` fails, and `read` does not."""
+    """The reward is the number in the answer; the tool `look` fails, and `read` doesn't."""
 
     @ag.tool
     async def look(self) -> str:
@@ -54,7 +54,7 @@ class Told(ag.ToolEnv[ag.Task]):
 
 
 async def groups_of(*answers: list[Any]) -> Groups:
-    """A group for each list of messages, two rollouts each."""
+    """Return a group for each list of messages, with two rollouts each."""
     tasks = [ag.Task(id=str(n), prompt="Go.") for n in range(len(answers))]
     rollouts = [
         await play_groups(Told, [t], Scripted(said), Schedule(group_size=2))
@@ -78,13 +78,13 @@ async def test_the_metrics_of_a_batch_are_counted_by_task_tool_and_error() -> No
     assert metrics["length/turn_max"] < max(lengths)
 
 
-def test_calls_without_a_name_are_counted_under_words() -> None:
+def test_calls_without_a_name_are_counted_as_no_name() -> None:
     counts = ToolCounts()
     counts.calls.update({"": 2, "look": 1})
     assert tool_metrics(counts) == {"tools/(no name)/calls": 2, "tools/look/calls": 1}
 
 
-def test_the_mismatch_is_over_the_trained_tokens_that_were_scored_before_the_policy_changed() -> None:
+def test_the_mismatch_covers_trained_tokens_scored_before_the_policy_changed() -> None:
     rows = [sample(rollout_id=name, response_ids=[1, 2, 3], loss_mask=[1, 0, 1], logprobs=[-1, 0, -2]) for name in "ab"]
     scored: dict[tuple[str, int, int], tuple[Floats, bool]] = {
         ("a", rows[0].segment, rows[0].step): (np.array([-1.0, -1.5], np.float32), False),
@@ -99,7 +99,7 @@ def test_the_mismatch_is_over_the_trained_tokens_that_were_scored_before_the_pol
     assert mismatch_metrics([], {}) == {}
 
 
-def test_the_parts_of_a_step_are_timed_and_the_next_step_begins_anew() -> None:
+def test_the_parts_of_a_step_are_timed_and_the_next_step_starts_over() -> None:
     clock = StepClock()
     with clock.part("collect"):
         pass
@@ -119,7 +119,7 @@ FINE = {"samples/groups": 4.0, "samples/groups_without_signal": 1.0, "train/opti
 
 
 def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
-    """What is said of steps with these metrics."""
+    """Return the warnings about steps with these metrics."""
     said: list[str] = []
     watch = Watch(said.append)
     for step, metrics in enumerate(steps):
@@ -145,7 +145,7 @@ def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
         ([FINE | {"rollout/branches": 0.0}] * NO_SIGNAL, "No branch was run in the last 5 batches"),
     ],
 )
-def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, float]], said: str) -> None:
+def test_each_cause_is_warned_about_once_during_the_run(steps: list[dict[str, float]], said: str) -> None:
     heard = watched([*steps, steps[-1]])
     assert len(heard) == 1
     assert said in heard[0]
@@ -161,11 +161,11 @@ def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, flo
         ([FINE | {"rollout/branches": 0.0}] * (NO_SIGNAL - 1) + [FINE | {"rollout/branches": 0.1}]) * 2,
     ],
 )
-def test_a_sound_run_hears_nothing(steps: list[dict[str, float]]) -> None:
+def test_a_healthy_run_gives_no_warnings(steps: list[dict[str, float]]) -> None:
     assert watched(steps) == []
 
 
-def test_what_a_run_runs_on_stands_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_folder_records_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> None:
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=code, check=True)
 
@@ -189,14 +189,14 @@ def test_what_a_run_runs_on_stands_in_its_folder(tmp_path: Path, monkeypatch: py
     assert clean["processes"] == 1
 
 
-def test_the_rewards_are_drawn_where_matplotlib_is(tmp_path: Path) -> None:
+def test_rewards_are_plotted_if_matplotlib_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = io.BytesIO()
     assert draw_plot(picture, [{"reward": 0.1}, {}, {"reward": 0.5}], {0: 0.2, 3: 0.6})
     assert picture.getvalue().startswith(b"\x89PNG")
 
 
-def test_the_share_of_the_gpus_peak_is_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_the_gpus_peak_is_as_computed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -217,7 +217,7 @@ def test_the_share_of_the_gpus_peak_is_by_hand(monkeypatch: pytest.MonkeyPatch) 
     assert usage.peak_flops(device) == 362e12
 
 
-async def test_report_metrics_and_signs_have_the_calls_and_errors_of_one_count() -> None:
+async def test_report_metrics_and_signs_use_the_same_count_of_calls_and_errors() -> None:
     groups = await groups_of([call("look"), call("read"), say("1")], [call("look"), say("0")])
     counts, metrics, report = ToolCounts.of(groups.rollouts), batch_metrics(groups), Report()
     report.add(groups)
@@ -230,11 +230,11 @@ async def test_report_metrics_and_signs_have_the_calls_and_errors_of_one_count()
     assert "The tool 'look' failed in 8 of 8 calls." in report.warnings([])
     assert all("tool-fails" in signs for signs in signs_of_group(groups[0]).values())
     marked = {path.name for path in ROOT.rglob("*.py") if "tool_errors/" in path.read_text()}
-    assert marked == {"tool_env.py", "tool_counts.py"}  # who writes them, and the one who counts them
+    assert marked == {"tool_env.py", "tool_counts.py"}  # the module that writes them, and the one that counts them
 
 
 @pytest.mark.parametrize(("errors", "calls", "least", "failing"), [(2, 3, 3, True), (2, 4, 1, False), (2, 3, 4, False)])
-def test_a_tool_fails_with_errors_in_more_than_half_of_enough_calls(
+def test_a_tool_is_failing_if_more_than_half_of_enough_calls_are_errors(
     errors: int, calls: int, least: int, failing: bool
 ) -> None:
     counts = ToolCounts(Counter(look=calls, read=9), Counter(look=errors, read=1, unknown=1))
@@ -248,7 +248,7 @@ def failed(message: str, where: str = "E: reward 'r'") -> Rollout:
     )
 
 
-def test_failures_of_one_line_are_one_kind_whatever_their_texts_say() -> None:
+def test_failures_at_the_same_line_are_one_kind_whatever_their_text() -> None:
     counts = FailureCounts()
     counts.add(
         [failed(f"E: reward 'r' raised KeyError: '{word}', at my_env.py:7 in r") for word in ("a", "b", "c, at d")]
@@ -260,14 +260,14 @@ def test_failures_of_one_line_are_one_kind_whatever_their_texts_say() -> None:
     ]
 
 
-def test_failures_at_no_line_of_the_user_are_one_kind_where_only_their_numbers_differ() -> None:
+def test_failures_outside_user_code_are_one_kind_if_only_their_numbers_differ() -> None:
     counts = FailureCounts()
     counts.add([failed(f"request {number:x}-4f3a was not answered after {number}.5 s", "ask") for number in range(9)])
     counts.add([failed("the endpoint is gone", "ask"), failed("the endpoint is gone", "lease")])
     assert [times for _, times in counts.most_common()] == [9, 1, 1]
 
 
-def test_kinds_of_failures_and_names_of_tools_are_bounded_and_the_rest_is_counted_together() -> None:
+def test_kinds_of_failures_and_tool_names_are_bounded_and_the_rest_is_summed() -> None:
     report = Report()
     words = ["".join(letters) for letters in product("abcdefgh", repeat=3)]
     report.failures.add([failed(f"E: no {word}") for word in words])

@@ -1,4 +1,4 @@
-"""A run's metrics, a line a step, that every reader of JSON takes."""
+"""A run's metrics: one line per step, which every JSON reader accepts."""
 
 import json
 from pathlib import Path
@@ -11,9 +11,9 @@ from agentgym.run.summary import Report, account
 from tests.files.limits import files_up_to
 
 
-def test_a_metric_that_is_not_finite_is_null_in_the_file_and_counted(tmp_path: Path) -> None:
+def test_a_non_finite_metric_is_null_in_the_file_and_counted(tmp_path: Path) -> None:
     def refuse(constant: str) -> Any:
-        pytest.fail(f"{constant} is no JSON")
+        pytest.fail(f"{constant} is not JSON")
 
     with MetricsLogger(tmp_path, steps=2) as log:
         log(0, {"reward": 1.0, "train/loss": float("nan"), "train/kl": float("inf")})
@@ -25,13 +25,13 @@ def test_a_metric_that_is_not_finite_is_null_in_the_file_and_counted(tmp_path: P
     assert second == {"step": 1, "reward": 1.0, "train/loss": 0.5}
 
 
-def test_a_line_of_a_step_has_the_rate_of_its_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_line_of_a_step_has_its_token_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with MetricsLogger(tmp_path, steps=1) as log:
         log(0, {"reward": 0.5, "throughput/sampled_tokens_per_s": 1234.5})
     assert capsys.readouterr().err.endswith(" left, 1,234 tokens/s\n")
 
 
-def test_a_long_batch_says_how_far_it_is(
+def test_a_long_batch_reports_its_progress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with MetricsLogger(tmp_path, steps=2, rollouts=4) as log:
@@ -45,10 +45,10 @@ def test_a_long_batch_says_how_far_it_is(
         assert capsys.readouterr().err.splitlines()[-1].startswith("rollouts 1 of 4  ")
 
 
-def test_a_terminal_has_a_bar_with_the_rollouts_of_the_batch(
+def test_a_terminal_has_a_progress_bar_with_the_batchs_rollouts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes what reads this for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich reads this variable to force terminal output
     monkeypatch.setenv("COLUMNS", "120")
     with MetricsLogger(tmp_path, steps=2, rollouts=4) as log:
         log.rollout_ended()
@@ -59,7 +59,7 @@ def evaluated(reward: float) -> dict[str, float]:
     return {"eval/reward": reward, "eval/rollouts": 4.0, "eval/failed": 0.0}
 
 
-def test_a_resumed_run_starts_its_words_and_its_held_out_scores_at_its_first_step(tmp_path: Path) -> None:
+def test_a_resumed_run_reports_held_out_scores_from_its_first_step_on(tmp_path: Path) -> None:
     with MetricsLogger(tmp_path, steps=2) as log:
         log.held_out(0, evaluated(0.125))
         for step in range(2):
@@ -73,7 +73,7 @@ def test_a_resumed_run_starts_its_words_and_its_held_out_scores_at_its_first_ste
     assert "held-out reward 0.12 at first, 0.50 at last" in "\n".join(account(log.rows, log.held_out_rewards))
 
 
-def test_a_resumed_run_has_the_tool_calls_and_the_spread_of_the_steps_before() -> None:
+def test_a_resumed_run_knows_the_tool_calls_and_reward_spread_of_earlier_steps() -> None:
     rows = [
         {"reward": 0.5, "reward/std": 0.5, "tools/look/calls": 4.0, "tools/look/errors": 3.0, "tools/a/b/calls": 1.0},
         {"reward": 1.0, "reward/std": 0.0, "tools/look/calls": 2.0},
@@ -85,7 +85,7 @@ def test_a_resumed_run_has_the_tool_calls_and_the_spread_of_the_steps_before() -
 
 
 @pytest.mark.usefixtures("capsys")  # keeps stderr out of a file, which could not grow either
-def test_half_a_line_that_a_full_disk_took_is_whole_in_a_file_that_is_written_again(tmp_path: Path) -> None:
+def test_a_line_that_a_full_disk_cut_is_complete_when_the_file_is_written_again(tmp_path: Path) -> None:
     with MetricsLogger(tmp_path, steps=3) as log:
         log(0, {"reward": 0.5})
         with files_up_to((tmp_path / METRICS).stat().st_size + 5):
@@ -96,7 +96,7 @@ def test_half_a_line_that_a_full_disk_took_is_whole_in_a_file_that_is_written_ag
     assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [0, 1, 2]
 
 
-def test_a_file_that_ends_within_a_line_gets_the_next_one_below_it(tmp_path: Path) -> None:
+def test_a_line_after_an_unfinished_one_starts_on_a_new_line(tmp_path: Path) -> None:
     with MetricsLogger(tmp_path, steps=2) as log:
         log(0, {"reward": 0.5})
         (tmp_path / METRICS).unlink()

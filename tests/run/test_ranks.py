@@ -1,4 +1,4 @@
-"""Runs on two processes are those of one: a mixture's tasks, and a teacher's scores. The processes are real."""
+"""Runs on two real processes equal those on one: a mixture's tasks, and a teacher's scores."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ NAMES = ("mixture", "teacher")
 
 
 def runs(folder: Path) -> dict[str, ag.RunConfig]:
-    """The runs by name; the teacher is in the folder."""
+    """Return the runs by name; the teacher is in the folder."""
     mixture = {"tests.run.test_resume:Terse": 3.0, "tests.environments.test_mixture:Ones": 1.0}
     taught = replace(SMALL, env="tests.run.test_resume:Terse", teacher=folder / "model", group_size=1, eval_tasks=0)
     return {
@@ -36,7 +36,7 @@ def runs(folder: Path) -> dict[str, ag.RunConfig]:
 
 
 def make_teacher(folder: Path) -> None:
-    """The student's model with other weights."""
+    """Write the student's model with other weights."""
     model = Qwen3ForCausalLM.from_pretrained(SMALL.model)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def make_teacher(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folder of each run on two processes."""
+    """Run everything on two processes and return the folder of each run."""
     folder = tmp_path_factory.mktemp("two")
     make_teacher(folder / "model")
     given = [replace(run, output_dir=folder / name) for name, run in runs(folder).items()]
@@ -57,7 +57,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """What the run logged, without wall times, and without what depends on how samples were shared out."""
+    """Return the run's metrics, without wall times and without values that depend on how samples were distributed."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     apart = ("time/", "throughput/", "engine/")
     cut = ("rollout/seconds", "train/seconds", "train/padding", "train/micro_batches", "oversample/length_bias")
@@ -67,7 +67,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_on_two_processes_is_that_of_one(name: str, two: dict[str, Path], tmp_path: Path) -> None:
+def test_a_run_on_two_processes_equals_one_on_a_single_process(name: str, two: dict[str, Path], tmp_path: Path) -> None:
     asyncio.run(ag.train_policy(replace(runs(two[name].parent)[name], output_dir=tmp_path)))
     alone, shared = metrics(tmp_path), metrics(two[name])
     assert [row.keys() for row in shared] == [row.keys() for row in alone]
@@ -78,7 +78,7 @@ def test_a_run_on_two_processes_is_that_of_one(name: str, two: dict[str, Path], 
         assert trained[weight] == pytest.approx(values, abs=2e-3), weight
 
 
-def test_the_members_of_a_mixture_keep_their_shares_on_two_processes(two: dict[str, Path]) -> None:
+def test_mixture_members_keep_their_shares_on_two_processes(two: dict[str, Path]) -> None:
     rows = metrics(two["mixture"])
     steps = [row for row in rows if "reward" in row]
     assert [(row["env/Terse/groups"], row["env/Ones/groups"], row["env/Ones/reward"]) for row in steps] == [
@@ -87,7 +87,7 @@ def test_the_members_of_a_mixture_keep_their_shares_on_two_processes(two: dict[s
     assert all("eval/env/Ones/reward" in row for row in rows if "eval/reward" in row)
 
 
-def test_what_is_removed_while_a_checkpoint_is_written_holds_no_rank_up(tmp_path: Path) -> None:
+def test_files_removed_while_a_checkpoint_is_written_block_no_rank(tmp_path: Path) -> None:
     small = replace(SMALL, env="tests.run.test_resume:Terse", max_steps=3, save_every=1, eval_every=1, eval_tasks=2)
     given = [replace(small, output_dir=tmp_path / name) for name in ("run", "best", "checkpoints")]
     run_on_ranks(Path(__file__).with_name("gone_script.py"), given, tmp_path)

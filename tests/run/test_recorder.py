@@ -1,4 +1,4 @@
-"""What a run leaves of its rollouts, on the real engine and the real trainer."""
+"""What a run stores about its rollouts, on the real engine and the real trainer."""
 
 import itertools
 import os
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(tmp_path: Path) -> ag.RunConfig:
-    """Six rollouts and one mini-batch a step, two held-out tasks."""
+    """Return a run with six rollouts and one mini-batch per step, and two held-out tasks."""
     return replace(
         SETTINGS, output_dir=tmp_path / "run", max_steps=2, train=replace(SETTINGS.train, rollouts_per_minibatch=6)
     )
@@ -40,7 +40,7 @@ def places(path: Path) -> list[tuple[str, int]]:
     return [(found.phase, found.step) for found in stored(path)]
 
 
-async def test_a_run_keeps_every_rollout_with_its_task_and_the_evaluations(run: ag.RunConfig) -> None:
+async def test_a_run_stores_every_rollout_with_its_task_and_the_evaluations(run: ag.RunConfig) -> None:
     summary = await train_policy(run)
     rollout = [("eval_before", 0)] * 2 + [("train", 0)] * 6 + [("train", 1)] * 6 + [("eval_after", 2)] * 2
     assert places(folder(run)) == rollout
@@ -51,7 +51,7 @@ async def test_a_run_keeps_every_rollout_with_its_task_and_the_evaluations(run: 
     assert task["prompt"][0]["content"].startswith("Start at key")
 
 
-async def test_a_runs_store_says_what_each_of_its_tokens_is_and_when_each_turn_was_asked_for(run: ag.RunConfig) -> None:
+async def test_a_runs_store_has_its_tokens_bytes_and_the_time_of_each_turn(run: ag.RunConfig) -> None:
     await train_policy(run)
     tokenizer = chat_tokenizer("tiny")
     with RolloutStore(folder(run)) as store:
@@ -63,7 +63,7 @@ async def test_a_runs_store_says_what_each_of_its_tokens_is_and_when_each_turn_w
                 assert all(turn.asked_at is not None for turn in segment.turns)
 
 
-async def test_the_trainers_logprobs_and_the_advantages_stand_beside_the_rollouts(run: ag.RunConfig) -> None:
+async def test_trainer_logprobs_and_advantages_are_stored_with_the_rollouts(run: ag.RunConfig) -> None:
     await train_policy(run)
     found = [of for of in stored(folder(run)) if of.phase == "train"]
     trained = [of for of in found if of.advantages[0] is not None]
@@ -84,7 +84,7 @@ async def test_the_trainers_logprobs_and_the_advantages_stand_beside_the_rollout
     assert all(sum(values) == pytest.approx(0, abs=1e-4) for values in by_group.values())
 
 
-async def test_samples_by_turn_are_put_together_again(run: ag.RunConfig, tmp_path: Path) -> None:
+async def test_samples_of_single_turns_are_joined_again(run: ag.RunConfig, tmp_path: Path) -> None:
     await train_policy(replace(run, max_steps=1))
     await train_policy(replace(run, max_steps=1, merge=False, output_dir=tmp_path / "turns"))
     pairs = list(zip(stored(folder(run)), stored(tmp_path / "turns"), strict=True))
@@ -96,13 +96,13 @@ async def test_samples_by_turn_are_put_together_again(run: ag.RunConfig, tmp_pat
             assert merged is None or np.allclose(merged, by_turn, atol=1e-4)  # type: ignore[arg-type]
 
 
-async def test_a_mini_batch_behind_another_one_has_no_gap_to_the_engine(run: ag.RunConfig) -> None:
+async def test_a_later_mini_batch_has_no_logprob_gap_to_the_engine(run: ag.RunConfig) -> None:
     await train_policy(replace(run, max_steps=1, train=replace(run.train, rollouts_per_minibatch=2)))
     trained = [of for of in stored(folder(run)) if of.trainer_logprobs[0] is not None]
     assert {of.logprob_gap is None for of in trained} == {True, False}
 
 
-async def test_a_resumed_run_has_each_rollout_once(run: ag.RunConfig) -> None:
+async def test_a_resumed_run_stores_each_rollout_once(run: ag.RunConfig) -> None:
     await stop(replace(run, save_every=1), 2 + 6 + 3)  # the evaluation, a step, and half of the next
     assert places(folder(run)) == [("eval_before", 0)] * 2 + [("train", 0)] * 6
     await train_policy(resumed(run))
@@ -110,15 +110,13 @@ async def test_a_resumed_run_has_each_rollout_once(run: ag.RunConfig) -> None:
     assert places(folder(run)) == rollout
 
 
-async def test_a_run_that_was_stopped_before_its_first_step_was_done_has_its_evaluation_once(run: ag.RunConfig) -> None:
+async def test_a_run_that_was_stopped_in_its_first_step_stores_its_evaluation_once(run: ag.RunConfig) -> None:
     await stop(run, 2 + 3)
     await train_policy(resumed(replace(run, max_steps=1)))
     assert places(folder(run)) == [("eval_before", 0)] * 2 + [("train", 0)] * 6 + [("eval_after", 1)] * 2
 
 
-async def test_a_step_that_fails_leaves_the_rollouts_that_were_collected_for_it(
-    run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_step_leaves_its_collected_rollouts(run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Learner, samples: object) -> dict[str, float]:
         raise RuntimeError("out of memory")
 
@@ -129,7 +127,7 @@ async def test_a_step_that_fails_leaves_the_rollouts_that_were_collected_for_it(
 
 
 class Judged(Terse):
-    """Its judge is down for every second rollout."""
+    """Its judge fails for every second rollout."""
 
     judged = itertools.count()
 
@@ -140,7 +138,7 @@ class Judged(Terse):
         return 0.0
 
 
-async def test_failed_rollouts_are_kept_with_what_they_failed_of(
+async def test_failed_rollouts_are_stored_with_their_failure(
     run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "record_envs", sys.modules[__name__])
@@ -153,7 +151,7 @@ async def test_failed_rollouts_are_kept_with_what_they_failed_of(
 
 
 class Down(Terse):
-    """Its judge is down."""
+    """Its judge always fails."""
 
     @ag.reward
     def judge(self) -> float:
@@ -161,7 +159,7 @@ class Down(Terse):
 
 
 @pytest.mark.parametrize(("held_out", "kept"), [(0, [("train", 0)] * 6), (2, [("eval_before", 0)] * 2)])
-async def test_where_all_rollouts_fail_the_run_ends_and_they_can_be_looked_at(
+async def test_if_all_rollouts_fail_the_run_ends_and_they_can_be_inspected(
     run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch, held_out: int, kept: list[tuple[str, int]]
 ) -> None:
     monkeypatch.setitem(sys.modules, "record_envs", sys.modules[__name__])
@@ -186,7 +184,7 @@ asyncio.run(ag.train_policy(run))
 
 
 @pytest.mark.slow
-def test_two_processes_write_one_store_with_the_logprobs_of_both(tmp_path: Path) -> None:
+def test_two_processes_write_one_store_with_both_processes_logprobs(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(

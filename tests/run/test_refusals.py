@@ -1,4 +1,4 @@
-"""What tyro says of a refused command line, read in both of its frames."""
+"""Tyro's message about a refused command line, parsed from both of its box styles."""
 
 import pytest
 
@@ -22,7 +22,7 @@ ASCII = """
   ------------------------------------------
   For full helptext, run show --help
 """
-"""What tyro draws where stdout has no other characters."""
+"""Tyro's box if stdout supports only ASCII."""
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,10 @@ ASCII = """
         ("", ""),
     ],
 )
-def test_a_frame_becomes_one_line(said: str, line: str) -> None:
+def test_a_message_box_becomes_one_line(said: str, line: str) -> None:
     assert refusal(said) == line
 
 
-def test_a_type_is_no_part_of_the_line() -> None:
+def test_the_line_does_not_contain_a_python_type() -> None:
     said = "Error parsing --train.betas: Could not parse arguments ['x'] into tuple type typing.Tuple[float, float]."
     assert refusal(said) == "error parsing --train.betas: Could not parse arguments ['x']"

@@ -45,7 +45,7 @@ MetricsLogger.note = interrupted
 asyncio.run(ag.train_policy(replace(SETTINGS, output_dir=sys.argv[1], eval_tasks=0)))
 """
 CLOCKS = {"train/seconds", "rollout/seconds", "oversample/length_bias"}
-"""What a log holds of wall time."""
+"""Metrics that depend on wall time."""
 
 
 def task(number: int) -> ag.Task:
@@ -54,7 +54,7 @@ def task(number: int) -> ag.Task:
 
 @ag.register("terse")
 class Terse(ag.ToolEnv[ag.Task]):
-    """Worth more the shorter the answer is; no sandbox."""
+    """Rewards shorter answers; has no sandbox."""
 
     limits = ag.Limits(turns=2)
     on_reset: ClassVar[Callable[[], object] | None] = None
@@ -79,7 +79,7 @@ class Terse(ag.ToolEnv[ag.Task]):
         return -float(len(self.answer or "") + self.asked)
 
 
-# One rollout at a time: then float noise is the same too.
+# One rollout at a time, so that float noise is the same.
 SETTINGS = ag.RunConfig(
     recipe="terse",
     env="terse",
@@ -102,7 +102,7 @@ def run(tmp_path: Path) -> ag.RunConfig:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The run that nobody stopped: its folder and its summary."""
+    """Complete a run without stopping it, and return its folder and its summary."""
     out = tmp_path_factory.mktemp("whole")
     return out, asyncio.run(train_policy(replace(SETTINGS, output_dir=out)))
 
@@ -138,7 +138,7 @@ def steps(run: ag.RunConfig) -> list[str]:
 
 
 async def stop(run: ag.RunConfig, rollouts: int) -> None:
-    """Interrupt the run, as Ctrl-C does, when this many rollouts have begun."""
+    """Interrupt the run, as Ctrl-C does, when this many rollouts have started."""
     job = asyncio.create_task(train_policy(run))
     begun = iter(range(rollouts))
 
@@ -154,7 +154,7 @@ async def stop(run: ag.RunConfig, rollouts: int) -> None:
         Terse.on_reset = None
 
 
-async def test_a_run_in_two_parts_is_the_run_in_one(run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]) -> None:
+async def test_a_run_in_two_parts_equals_a_run_in_one(run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]) -> None:
     await train_policy(replace(run, max_steps=2))
     parts = await train_policy(resumed(run))
     assert metrics(folder(run)) == metrics(whole[0])
@@ -166,7 +166,7 @@ async def test_a_run_in_two_parts_is_the_run_in_one(run: ag.RunConfig, whole: tu
     assert metrics(folder(run))[0]["train/optimizer_steps"] > 0
 
 
-async def test_an_interrupted_run_keeps_its_last_step_and_loses_the_one_in_mid_air(
+async def test_an_interrupted_run_keeps_its_last_step_and_loses_the_unfinished_one(
     run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     await stop(run, 2 + 3 * 6 + 2)  # the evaluation, three steps, and two rollouts of the fourth
@@ -175,7 +175,7 @@ async def test_an_interrupted_run_keeps_its_last_step_and_loses_the_one_in_mid_a
     assert metrics(folder(run)) == metrics(whole[0])
 
 
-async def test_evaluations_of_a_run_stay_comparable_when_it_is_resumed_without_any(run: ag.RunConfig) -> None:
+async def test_evaluations_stay_comparable_after_a_resume_without_evaluations(run: ag.RunConfig) -> None:
     await train_policy(replace(run, max_steps=1, save_every=1))
     await train_policy(resumed(run, max_steps=2, eval_tasks=0))
     for changes, said in (({"eval_seed": 9}, "eval_seed"), ({"eval_tasks": 1}, "eval_tasks")):
@@ -187,9 +187,7 @@ async def test_evaluations_of_a_run_stay_comparable_when_it_is_resumed_without_a
 
 
 @pytest.mark.parametrize("held", ["an evaluation", "foreign settings", "a summary"])
-async def test_a_new_run_takes_no_folder_that_holds_something_else(
-    run: ag.RunConfig, tmp_path: Path, held: str
-) -> None:
+async def test_a_new_run_refuses_a_folder_with_other_content(run: ag.RunConfig, tmp_path: Path, held: str) -> None:
     out = tmp_path / "out"
     if held == "an evaluation":
         await ag.evaluate(Terse, Scripted([say("x")]), n=2, output_dir=out)
@@ -202,7 +200,7 @@ async def test_a_new_run_takes_no_folder_that_holds_something_else(
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-async def test_a_truncated_checkpoint_is_named_and_the_run_goes_on_from_the_one_before_it(
+async def test_a_truncated_checkpoint_is_named_and_the_run_resumes_from_the_previous_one(
     run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     await train_policy(run)
@@ -214,7 +212,7 @@ async def test_a_truncated_checkpoint_is_named_and_the_run_goes_on_from_the_one_
     assert metrics(folder(run)) == metrics(whole[0])
 
 
-async def test_a_stopped_asynchronous_run_loses_no_rollout_from_its_account(run: ag.RunConfig) -> None:
+async def test_a_resumed_asynchronous_run_accounts_for_every_rollout(run: ag.RunConfig) -> None:
     ahead = replace(run, max_staleness=1, save_every=1, eval_tasks=0, engine=ag.TransformersConfig(slots=4))
     await train_policy(replace(ahead, max_steps=2))
     await train_policy(resumed(ahead, max_steps=5))
@@ -227,23 +225,23 @@ async def test_a_stopped_asynchronous_run_loses_no_rollout_from_its_account(run:
     assert [row["rollouts/finished"] for row in rows] == [6] * 5
 
 
-def test_a_checkpoint_in_another_form_is_refused_by_the_name_of_its_field() -> None:
+def test_a_checkpoint_of_another_format_is_refused_by_field() -> None:
     assert read_run_state(3, {"probe": [1], "sampler_states": []}) == RunState(step=3, probe=[1])
     with pytest.raises(ValueError, match=r"^resume: the checkpoint of step 3 has places, which .* start a new run"):
         read_run_state(3, {"probe": [1], "places": []})
 
 
-async def test_only_as_many_checkpoints_as_asked_for_stay(run: ag.RunConfig) -> None:
+async def test_only_the_requested_number_of_checkpoints_is_kept(run: ag.RunConfig) -> None:
     await train_policy(replace(run, save_every=1, keep_checkpoints=3, eval_tasks=0))
     assert steps(run) == ["step-000002", "step-000003", "step-000004"]
 
 
-async def test_without_an_interval_the_last_step_alone_is_kept(run: ag.RunConfig) -> None:
+async def test_without_an_interval_only_the_last_step_is_saved(run: ag.RunConfig) -> None:
     await train_policy(replace(run, max_steps=2, save_every=0, eval_tasks=0))
     assert steps(run) == ["step-000002"]
 
 
-async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.RunConfig) -> None:
+async def test_fixed_settings_of_a_resumed_run_are_refused_by_name(run: ag.RunConfig) -> None:
     await train_policy(replace(run, max_steps=1, eval_tasks=0))
     changed = resumed(run, seed=1, train=replace(run.train, lora_alpha=64, rslora=True))
     with pytest.raises(ValueError, match=r"^resume: ") as refused:
@@ -267,7 +265,7 @@ async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.Run
         ({"eval_sampling": ag.Sampling(temperature=0.5)}, "eval_sampling.temperature: the run has null, not 0.5"),
     ],
 )
-def test_evaluations_that_are_compared_stay_what_they_were(
+def test_evaluation_settings_may_not_change_while_evaluations_are_compared(
     run: ag.RunConfig, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     write_settings(tmp_path, run)
@@ -276,7 +274,7 @@ def test_evaluations_that_are_compared_stay_what_they_were(
     refuse_changes(tmp_path, replace(run, **(changed | {"eval_tasks": 0})))
 
 
-async def test_fewer_steps_than_the_run_has_done_are_refused_by_name(run: ag.RunConfig) -> None:
+async def test_fewer_steps_than_the_run_has_finished_are_refused_by_name(run: ag.RunConfig) -> None:
     await train_policy(replace(run, max_steps=2, eval_tasks=0))
     kept = metrics(folder(run))
     with pytest.raises(ValueError, match=r"^max_steps: the run in .* has finished 2 steps; expected at least 2, got 1"):
@@ -284,7 +282,7 @@ async def test_fewer_steps_than_the_run_has_done_are_refused_by_name(run: ag.Run
     assert metrics(folder(run)) == kept
 
 
-async def test_a_run_that_is_still_running_is_left_alone(run: ag.RunConfig) -> None:
+async def test_a_running_run_is_left_alone(run: ag.RunConfig) -> None:
     refused: list[str] = []
 
     class Second(ag.Callback):
@@ -305,7 +303,7 @@ async def test_a_run_that_is_still_running_is_left_alone(run: ag.RunConfig) -> N
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "adapter", "model", "best"])
-def test_a_file_in_the_place_of_a_folder_of_the_run_is_refused_by_its_path(tmp_path: Path, name: str) -> None:
+def test_a_file_in_place_of_a_run_subfolder_is_refused_by_path(tmp_path: Path, name: str) -> None:
     write_settings(tmp_path, SETTINGS)
     (tmp_path / name).write_text("")
     for run in (replace(SETTINGS, output_dir=tmp_path), replace(SETTINGS, resume=tmp_path)):
@@ -316,7 +314,7 @@ def test_a_file_in_the_place_of_a_folder_of_the_run_is_refused_by_its_path(tmp_p
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "rollouts.sqlite", "summary.json", "reward.png"])
-def test_a_folder_in_the_place_of_a_file_of_the_run_is_refused_by_its_path(tmp_path: Path, name: str) -> None:
+def test_a_folder_in_place_of_a_run_file_is_refused_by_path(tmp_path: Path, name: str) -> None:
     write_settings(tmp_path, SETTINGS)
     (tmp_path / name).mkdir()
     said = rf"^resume: {tmp_path / name} is a folder, but a run needs a file there; move it away"
@@ -328,7 +326,7 @@ def test_a_folder_in_the_place_of_a_file_of_the_run_is_refused_by_its_path(tmp_p
 
 
 @pytest.mark.parametrize("said", [None, "", "[]", '{"step": 3}', '{"step": 3, "reward": "good"}'])
-def test_a_best_policy_that_does_not_say_what_it_is_worth_is_refused(tmp_path: Path, said: str | None) -> None:
+def test_a_best_policy_without_its_reward_is_refused(tmp_path: Path, said: str | None) -> None:
     write_settings(tmp_path, SETTINGS)
     (tmp_path / "best").mkdir()
     if said is not None:
@@ -341,14 +339,14 @@ def test_a_best_policy_that_does_not_say_what_it_is_worth_is_refused(tmp_path: P
 
 
 @pytest.mark.parametrize("kept", ["adapter", "model", "best"])
-def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone(tmp_path: Path, kept: str) -> None:
+def test_a_trained_run_without_checkpoints_is_not_started_over(tmp_path: Path, kept: str) -> None:
     write_settings(tmp_path, SETTINGS)
     (tmp_path / kept).mkdir()
     (tmp_path / kept / "evaluation.json").write_text('{"step": 1, "reward": 0.5}')
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval/reward": 0.5}\n')
     new, again = replace(SETTINGS, output_dir=tmp_path), replace(SETTINGS, resume=tmp_path)
     for run in (again,) if kept == "best" else (new, again):
-        with hold_checked(run, Terse, tmp_path):  # no step was done
+        with hold_checked(run, Terse, tmp_path):  # no step was finished
             pass
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
     with (
@@ -356,7 +354,7 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
         hold_checked(new, Terse, tmp_path),
     ):
         raise AssertionError
-    if kept == "best":  # of a run that was killed before its first checkpoint: it goes on from its beginning
+    if kept == "best":  # the run was killed before its first checkpoint, so it starts over
         with hold_checked(again, Terse, tmp_path):
             return
     with (
@@ -368,7 +366,7 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
         raise AssertionError
 
 
-def test_a_folder_whose_process_was_killed_can_be_taken_again(tmp_path: Path) -> None:
+def test_a_folder_whose_process_was_killed_can_be_used_again(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, pathlib; from agentgym.files.folder_lock import hold_folder\n"
         "with hold_folder(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
@@ -382,12 +380,12 @@ def test_a_folder_whose_process_was_killed_can_be_taken_again(tmp_path: Path) ->
     assert not (tmp_path / ".lock").exists()
 
 
-def test_at_temperature_0_a_run_is_refused_with_the_reason(run: ag.RunConfig) -> None:
+def test_temperature_0_is_refused_with_the_reason(run: ag.RunConfig) -> None:
     with pytest.raises(ValueError, match=r"^train\.temperature: at 0, all rollouts of a group are the same"):
         replace(run, train=replace(run.train, temperature=0))
 
 
-async def test_a_folder_of_no_run_is_a_clear_error(run: ag.RunConfig, tmp_path: Path) -> None:
+async def test_a_folder_without_a_run_is_a_clear_error(run: ag.RunConfig, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^resume: .* is not the folder of a run: there is no .*settings\.json"):
         await train_policy(resumed(run))
     await ag.evaluate(Terse, Scripted([say("x")]), n=1, output_dir=tmp_path / "eval")
@@ -402,7 +400,7 @@ def test_damaged_settings_are_a_clear_error(tmp_path: Path, damaged: str) -> Non
         refuse_changes(tmp_path, SETTINGS)
 
 
-async def test_a_run_that_was_stopped_before_its_first_step_was_done_begins_again(
+async def test_a_run_that_was_stopped_in_its_first_step_starts_over(
     run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     await stop(run, 2 + 3)  # the evaluation, and half of the first step
@@ -414,7 +412,7 @@ async def test_a_run_that_was_stopped_before_its_first_step_was_done_begins_agai
 @pytest.mark.parametrize(
     "changes", [{"save_every": 1}, {"train": replace(SETTINGS.train, lr=1e-4)}, {"sandbox": "unsafe"}]
 )
-def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_settings_that_do_not_affect_the_policy_may_change(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_settings(tmp_path, SETTINGS)
     refuse_changes(tmp_path, replace(SETTINGS, resume=tmp_path, max_steps=9, **changes))
 
@@ -434,14 +432,14 @@ def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str
         for of in ({"lora_rank": 4}, {"betas": (0.5, 0.9)}, {"dora": True}, {"temperature": 1.0})
     ],
 )
-def test_what_makes_another_policy_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_settings_that_affect_the_policy_are_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_settings(tmp_path, SETTINGS)
     name = next(iter(changes))
     with pytest.raises(ValueError, match=rf"started with other settings; {name}(\.\w+)?: the run has .*, not "):
         refuse_changes(tmp_path, replace(SETTINGS, **changes))
 
 
-async def test_a_step_that_is_being_trained_when_the_stop_comes_is_lost_alone(
+async def test_a_stop_during_a_training_step_loses_only_that_step(
     run: ag.RunConfig, whole: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job: asyncio.Task[Any] | None = None
@@ -463,9 +461,7 @@ async def test_a_step_that_is_being_trained_when_the_stop_comes_is_lost_alone(
     assert metrics(folder(run)) == metrics(whole[0])
 
 
-async def test_a_run_that_fails_keeps_its_last_finished_step(
-    run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_run_keeps_its_last_finished_step(run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     train, calls = Learner.train, iter(range(9))
 
     def broken(self: Learner, samples: Any) -> dict[str, float]:
@@ -480,7 +476,7 @@ async def test_a_run_that_fails_keeps_its_last_finished_step(
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_users_script_gives_a_short_traceback(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text(OWN)
     words = [sys.executable, str(script), str(tmp_path / "run")]
@@ -508,16 +504,16 @@ def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) ->
         ("engine", {"engine": 3}),
     ],
 )
-def test_settings_that_mean_nothing_are_refused_by_name(run: ag.RunConfig, field: str, changes: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused_by_name(run: ag.RunConfig, field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{field}"):
         replace(run, **changes)
 
 
-def test_a_folder_may_be_given_as_text(run: ag.RunConfig) -> None:
+def test_a_folder_may_be_given_as_a_string(run: ag.RunConfig) -> None:
     assert replace(run, output_dir="runs/x").output_dir == Path("runs/x")  # type: ignore[arg-type]  # as users write it
 
 
-def test_the_log_is_cut_back_to_the_steps_that_were_done(tmp_path: Path) -> None:
+def test_the_log_is_cut_back_to_the_finished_steps(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "reward": step / 10, "rollouts/started": 2}) for step in range(4)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 4, "rew')  # it died while writing
     with MetricsLogger(tmp_path, steps=5, done=3) as log:
@@ -540,7 +536,7 @@ def test_the_log_is_cut_back_to_the_steps_that_were_done(tmp_path: Path) -> None
     ],
     ids=lambda line: repr(line)[:40],
 )
-def test_a_damaged_line_of_the_log_is_named_as_a_missing_step(tmp_path: Path, damaged: bytes) -> None:
+def test_a_damaged_line_of_the_log_is_reported_as_a_missing_step(tmp_path: Path, damaged: bytes) -> None:
     whole = json.dumps({"step": 1, "reward": 0.5, "rollouts/started": 2}).encode()
     (tmp_path / "metrics.jsonl").write_bytes(damaged + whole + b"\n")
     with (
@@ -550,7 +546,7 @@ def test_a_damaged_line_of_the_log_is_named_as_a_missing_step(tmp_path: Path, da
         assert log.summary()["reward_first"] == 0.5
 
 
-def test_the_log_is_read_by_lines_whatever_the_size_of_its_file(tmp_path: Path) -> None:
+def test_the_log_is_read_line_by_line_whatever_its_size(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("wb") as file:
         file.write(json.dumps({"step": 0, "reward": 0.5}).encode() + b"\n")
         file.truncate(8 * LONGEST_LINE)
@@ -571,20 +567,20 @@ def test_the_log_is_read_by_lines_whatever_the_size_of_its_file(tmp_path: Path) 
         ({"sampler_states": [3]}, "resume: sampler_states.0 of the checkpoint of step 3: "),
     ],
 )
-def test_a_checkpoint_whose_progress_is_of_other_types_is_named_by_field(progress: dict[str, Any], said: str) -> None:
+def test_a_checkpoint_whose_progress_has_wrong_types_is_refused_by_field(progress: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=f"^{said}"):
         read_run_state(3, progress)
 
 
 @pytest.mark.parametrize("said", ['{"step": Infinity, "reward": 1}', '{"step": 1, "reward": 1%s}' % ("0" * 4000), "[]"])
-def test_a_best_policy_whose_worth_is_no_number_is_named(tmp_path: Path, said: str) -> None:
+def test_a_best_policy_whose_reward_is_not_a_number_is_named(tmp_path: Path, said: str) -> None:
     (tmp_path / "best").mkdir()
     (tmp_path / "best/evaluation.json").write_text(said)
     with pytest.raises(ValueError, match=r"^resume: .*evaluation\.json can't be read \(\w+\), so the best policy's"):
         read_best(tmp_path)
 
 
-def test_steps_that_are_missing_in_the_log_are_named(tmp_path: Path) -> None:
+def test_steps_missing_from_the_log_are_named(tmp_path: Path) -> None:
     with (
         pytest.warns(UserWarning, match="has only 0 of the 2 finished steps"),
         MetricsLogger(tmp_path, steps=5, done=2) as log,

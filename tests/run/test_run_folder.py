@@ -1,4 +1,4 @@
-"""The folder of a run: on a full disk, and moved, removed or taken while the run goes on."""
+"""A run's folder: on a full disk, and moved, removed or locked by another process during the run."""
 
 import asyncio
 import json
@@ -31,12 +31,12 @@ from tests.files.limits import files_up_to, removed
 
 MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
 ELSEWHERE: list[Path] = []
-"""Where the env goes at each reset."""
+"""Folders to which the env changes at each reset."""
 
 
 @ag.register("wanders")
 class Wanders(ag.ToolEnv[ag.Task]):
-    """Goes to another working folder, as some libraries do."""
+    """Changes the working directory, as some libraries do."""
 
     limits = ag.Limits(turns=1)
 
@@ -66,7 +66,7 @@ SETTINGS = ag.RunConfig(
     save_every=2,
 )
 FULL = 10_000
-"""Bytes that no file may grow beyond: more than a line of metrics, and less than a checkpoint and than the store."""
+"""Maximum file size in bytes: more than a line of metrics, less than a checkpoint or the store."""
 
 
 @pytest.fixture
@@ -76,13 +76,13 @@ def run(tmp_path: Path) -> ag.RunConfig:
 
 @pytest.fixture
 def disk() -> Iterator[ExitStack]:
-    """What makes the disk full, if it was entered, until the end of the test."""
+    """Yield a stack for contexts that fill the disk; they end with the test."""
     with ExitStack() as stack:
         yield stack
 
 
 def rollout(run: ag.RunConfig, deeds: dict[int, Callable[[], object]]) -> dict[str, Any]:
-    """Do the run, and after some steps something else."""
+    """Run the training and call these functions after their steps."""
 
     class Deeds(ag.Callback):
         def on_step(self, step: int, *_: object) -> None:
@@ -107,7 +107,7 @@ def kept(folder: Path) -> list[str]:
 
 
 def assert_whole(folder: Path, steps: int) -> None:
-    """The folder holds all that a run of so many steps has."""
+    """Assert that the folder contains everything that a run of this many steps writes."""
     assert steps_in(folder) == stored(folder) == list(range(steps))
     assert last_checkpoint(folder / "checkpoints").step == steps
     assert json.loads((folder / "summary.json").read_text())["steps"] == steps
@@ -116,7 +116,7 @@ def assert_whole(folder: Path, steps: int) -> None:
     assert not (folder / ".lock").exists()
 
 
-def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there_is_room(
+def test_a_full_disk_does_not_stop_a_run_and_failed_writes_are_made_up_later(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fill = lambda: disk.enter_context(files_up_to(FULL))  # noqa: E731
@@ -124,23 +124,23 @@ def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there
     assert_whole(tmp_path / "run", 5)
     assert kept(tmp_path / "run") == ["step-000004", "step-000005"] or kept(tmp_path / "run")[-1] == "step-000005"
     assert summary["rollouts_not_stored"] == 0
-    assert summary["not_written"]["a checkpoint"] == 3  # after steps 2, 3 and 4: it is tried again after each
+    assert summary["not_written"]["a checkpoint"] == 3  # after steps 2, 3 and 4, since it is retried after each
     said = capfd.readouterr().err
     assert said.count("a checkpoint could not be written (File too large); there is none yet; it is retried after") == 1
 
 
-def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resumed(
+def test_a_run_whose_last_checkpoint_does_not_fit_says_from_where_it_can_resume(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rollout(replace(run, max_steps=2), {})
     adapter = (tmp_path / "run/adapter/adapter_model.safetensors").stat().st_size
-    room = lambda: disk.enter_context(files_up_to(3 * adapter // 2))  # noqa: E731  a checkpoint has its moments, too
+    room = lambda: disk.enter_context(files_up_to(3 * adapter // 2))  # noqa: E731  includes optimizer moments
     rollout(replace(run, output_dir=None, resume=tmp_path / "run", max_steps=4, save_every=0), {2: room})
     said = capfd.readouterr().err
     assert "The disk accepted no checkpoint after step 2: the run can be resumed from there" in said
 
 
-def test_a_run_that_ends_on_a_full_disk_says_what_is_kept_and_is_resumed_from_there(
+def test_a_run_that_ends_on_a_full_disk_says_what_is_saved_and_can_be_resumed(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path
 ) -> None:
     fill = lambda: disk.enter_context(files_up_to(FULL))  # noqa: E731
@@ -152,7 +152,7 @@ def test_a_run_that_ends_on_a_full_disk_says_what_is_kept_and_is_resumed_from_th
     assert_whole(tmp_path / "run", 3)
 
 
-def test_a_run_goes_on_where_its_folder_was_moved_to_whatever_the_working_folder_is(
+def test_a_run_follows_its_moved_folder_whatever_the_working_directory_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -167,7 +167,7 @@ def test_a_run_goes_on_where_its_folder_was_moved_to_whatever_the_working_folder
     assert f"was moved to {tmp_path}/archive while it was written to" in capfd.readouterr().err
 
 
-def test_a_folder_that_is_removed_is_written_again_with_all_that_the_run_knows(
+def test_a_removed_folder_is_written_again_with_all_that_the_run_knows(
     run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rollout(replace(run, save_every=4), {1: lambda: removed(tmp_path / "run")})
@@ -176,7 +176,7 @@ def test_a_folder_that_is_removed_is_written_again_with_all_that_the_run_knows(
     assert "was removed while it was written to" in capfd.readouterr().err
 
 
-def test_a_folder_that_is_removed_after_the_last_step_has_its_checkpoint_and_its_policy_again(
+def test_a_folder_removed_after_the_last_step_gets_its_checkpoint_and_policy_again(
     run: ag.RunConfig, tmp_path: Path
 ) -> None:
     rollout(run, {4: lambda: removed(tmp_path / "run")})
@@ -190,14 +190,14 @@ def moved(folder: Path) -> None:
 
 
 class Before(Protocol):
-    """Does something once, before that call of a function of a module or a class."""
+    """Calls a function once, just before the given call of a function of a module or class."""
 
     def __call__(self, owner: object, name: str, deed: Callable[[], object], *, call: int = 1) -> None: ...
 
 
 @pytest.fixture
 def before(monkeypatch: pytest.MonkeyPatch) -> Iterator[Before]:
-    """A `Before`, each deed of which must have been done when the test ends."""
+    """Yield a `Before`, and check at the end of the test that each of its functions was called."""
     asked, done = list[str](), list[str]()
 
     def ask(owner: object, name: str, deed: Callable[[], object], *, call: int = 1) -> None:
@@ -218,7 +218,7 @@ def before(monkeypatch: pytest.MonkeyPatch) -> Iterator[Before]:
 
 @pytest.mark.parametrize(("write", "call"), [("write_file", 4), ("_sync", 4), ("written_whole", 2), ("_steps", 3)])
 @pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
-def test_a_folder_that_goes_while_a_checkpoint_is_written_has_it_all_the_same(
+def test_a_folder_that_disappears_while_a_checkpoint_is_written_still_gets_it(
     run: ag.RunConfig, tmp_path: Path, before: Before, write: str, call: int, gone: Any, now: str
 ) -> None:
     before(checkpoint, write, lambda: gone(tmp_path / "run"), call=call)
@@ -228,7 +228,7 @@ def test_a_folder_that_goes_while_a_checkpoint_is_written_has_it_all_the_same(
     assert [path.name for path in tmp_path.iterdir()] == [now]
 
 
-def test_what_is_removed_within_a_folder_that_stays_is_written_again(
+def test_files_removed_within_a_folder_are_written_again(
     run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def remove() -> None:
@@ -243,9 +243,7 @@ def test_what_is_removed_within_a_folder_that_stays_is_written_again(
     )
 
 
-def test_a_checkpoint_of_which_a_file_is_removed_is_written_again(
-    run: ag.RunConfig, tmp_path: Path, before: Before
-) -> None:
+def test_a_checkpoint_with_a_removed_file_is_written_again(run: ag.RunConfig, tmp_path: Path, before: Before) -> None:
     def remove_state() -> None:
         [file] = (tmp_path / "run/checkpoints").glob(".step-*/state.pt")
         file.unlink()
@@ -257,7 +255,7 @@ def test_a_checkpoint_of_which_a_file_is_removed_is_written_again(
 
 @pytest.mark.parametrize("write", ["write_adapter", "write_checkpoint"])
 @pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
-def test_a_folder_that_goes_at_the_end_has_checkpoint_and_policy_all_the_same(
+def test_a_folder_that_disappears_at_the_end_still_gets_checkpoint_and_policy(
     run: ag.RunConfig, tmp_path: Path, before: Before, write: str, gone: Any, now: str
 ) -> None:
     call = {"write_adapter": 1, "write_checkpoint": 3}[write]
@@ -267,7 +265,7 @@ def test_a_folder_that_goes_at_the_end_has_checkpoint_and_policy_all_the_same(
 
 
 @pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
-def test_the_best_policy_is_kept_in_a_folder_that_went_during_its_evaluation(
+def test_the_best_policy_is_saved_if_the_folder_disappears_during_its_evaluation(
     run: ag.RunConfig, tmp_path: Path, before: Before, gone: Any, now: str
 ) -> None:
     before(Evaluations, "_recorded", lambda: gone(tmp_path / "run"), call=2)
@@ -279,7 +277,7 @@ def test_the_best_policy_is_kept_in_a_folder_that_went_during_its_evaluation(
 
 @pytest.mark.parametrize("moment", ["last_place", "summary"])
 @pytest.mark.parametrize("gone", [moved, removed])
-def test_a_folder_that_goes_at_the_very_end_is_followed_or_named(
+def test_a_folder_that_disappears_at_the_very_end_is_followed_or_named(
     run: ag.RunConfig,
     tmp_path: Path,
     before: Before,
@@ -301,7 +299,7 @@ def test_a_folder_that_goes_at_the_very_end_is_followed_or_named(
         assert f"was moved to {tmp_path / 'archive'} at the end" in said
 
 
-def test_files_that_are_removed_at_the_very_end_are_named(
+def test_files_removed_at_the_very_end_are_named(
     run: ag.RunConfig, tmp_path: Path, before: Before, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before(recorder.Recorder, "last_place", (tmp_path / "run/rollouts.sqlite").unlink)
@@ -312,7 +310,7 @@ def test_files_that_are_removed_at_the_very_end_are_named(
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "rollouts.sqlite", "settings.json", "environment.json", "checkpoints"]
 )
-def test_each_file_that_is_removed_is_written_again_and_leaves_the_others(
+def test_each_removed_file_is_written_again_without_touching_the_others(
     run: ag.RunConfig, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "run" / name
@@ -333,7 +331,7 @@ def test_each_file_that_is_removed_is_written_again_and_leaves_the_others(
     assert len(re.findall(rf"{file}\S* was removed; writing it again\.", capfd.readouterr().err)) == 1
 
 
-def test_an_editor_that_replaces_the_metrics_doubles_no_line(
+def test_an_editor_that_replaces_the_metrics_file_duplicates_no_line(
     run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "run/metrics.jsonl"
@@ -347,7 +345,7 @@ def test_an_editor_that_replaces_the_metrics_doubles_no_line(
     assert f"{file} was replaced by another file" in capfd.readouterr().err
 
 
-def test_metrics_in_whose_place_something_else_is_put_end_no_run(run: ag.RunConfig, tmp_path: Path) -> None:
+def test_something_else_in_place_of_the_metrics_file_does_not_end_the_run(run: ag.RunConfig, tmp_path: Path) -> None:
     def put_folder() -> None:
         (tmp_path / "run/metrics.jsonl").rename(tmp_path / "metrics.jsonl")
         (tmp_path / "run/metrics.jsonl").mkdir()
@@ -358,7 +356,7 @@ def test_metrics_in_whose_place_something_else_is_put_end_no_run(run: ag.RunConf
     assert last_checkpoint(tmp_path / "run/checkpoints").step == 5
 
 
-def test_a_folder_in_whose_place_another_one_is_put_gets_no_checkpoint_of_the_run(
+def test_a_folder_replaced_by_another_one_gets_no_checkpoint_of_the_run(
     run: ag.RunConfig, tmp_path: Path, before: Before
 ) -> None:
     def replaced() -> None:
@@ -370,7 +368,7 @@ def test_a_folder_in_whose_place_another_one_is_put_gets_no_checkpoint_of_the_ru
     assert_whole(tmp_path / "archive", 5)
 
 
-async def test_a_thread_that_finds_the_folder_moved_writes_nowhere_else_while_another_one_follows_it(
+async def test_a_thread_that_finds_the_folder_moved_waits_for_the_one_that_follows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
@@ -384,7 +382,7 @@ async def test_a_thread_that_finds_the_folder_moved_writes_nowhere_else_while_an
 
             def said(_: str) -> None:
                 other.start()
-                other.join(0.2)  # it waits until this one is done
+                other.join(0.2)  # it waits until this thread is done
 
             found: list[Path] = []
             other = threading.Thread(target=second)
@@ -395,7 +393,7 @@ async def test_a_thread_that_finds_the_folder_moved_writes_nowhere_else_while_an
     assert found == [tmp_path / "archive"]
 
 
-def test_a_run_whose_folder_another_process_takes_ends_and_keeps_what_it_trained_beside_it(
+def test_a_run_whose_folder_another_process_takes_ends_and_saves_next_to_it(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path
 ) -> None:
     def take() -> None:
@@ -412,10 +410,10 @@ def test_a_run_whose_folder_another_process_takes_ends_and_keeps_what_it_trained
     assert kept(tmp_path / "run") == ["step-000002"]
 
 
-def test_a_taken_folder_beside_which_none_can_be_made_is_said_with_what_is_lost(
+def test_if_no_folder_can_be_created_next_to_a_taken_one_the_loss_is_reported(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    longest = tmp_path / ("r" * 255)  # "-2" does not go behind it
+    longest = tmp_path / ("r" * 255)  # too long to append "-2"
 
     def take() -> None:
         (longest / ".lock").unlink()

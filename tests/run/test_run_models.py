@@ -1,4 +1,4 @@
-"""The model roles of a run: settings, flags, and engines that the run opens."""
+"""A run's model roles: settings, flags, and engines that the run opens."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.engines.endpoint.chat_server import chat_server, said
 
 
 class Judged(ag.ToolEnv[ag.Task]):
-    """Is as good as a judge says."""
+    """The reward is a judge's score."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> list[ag.Task]:
@@ -28,13 +28,13 @@ class Judged(ag.ToolEnv[ag.Task]):
 
 
 def approving(model: str) -> Scripted:
-    """An engine of the user's own."""
+    """Return a user-defined engine."""
     assert str(model) == "anything"
     return Scripted(lambda text: say("yes"))
 
 
 def endpoint(model: str) -> ag.Endpoint:
-    """A chat endpoint."""
+    """Run a chat endpoint."""
     return ag.Endpoint(os.environ["JUDGE_URL"], model=str(model))
 
 
@@ -49,7 +49,7 @@ RECIPE = ag.RunConfig(
 )
 
 
-async def test_a_run_opens_its_models_for_the_env(tmp_path: Path) -> None:
+async def test_a_run_opens_its_model_roles_for_the_env(tmp_path: Path) -> None:
     summary = await ag.train_policy(replace(RECIPE, output_dir=tmp_path))
     assert summary["eval_after"] == 1.0
     written = json.loads((tmp_path / "settings.json").read_text())["settings"]
@@ -57,7 +57,7 @@ async def test_a_run_opens_its_models_for_the_env(tmp_path: Path) -> None:
     assert written["models.judge.model"] == "anything"
 
 
-async def test_a_judge_of_a_run_may_be_an_endpoint_and_its_policy_and_teacher_not(
+async def test_a_runs_judge_may_be_an_endpoint_but_not_its_policy_or_teacher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openai", reason="agentgym-kit[endpoint] is not installed")
@@ -75,7 +75,7 @@ async def test_a_judge_of_a_run_may_be_an_endpoint_and_its_policy_and_teacher_no
             )
 
 
-async def test_a_role_that_no_rollout_of_the_first_batch_asks_is_named_once(
+async def test_a_role_that_no_rollout_of_the_first_batch_uses_is_named_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = replace(RECIPE, models={**RECIPE.models, "jugde": RECIPE.models["judge"]}, output_dir=tmp_path)
@@ -84,7 +84,7 @@ async def test_a_role_that_no_rollout_of_the_first_batch_asks_is_named_once(
     assert capfd.readouterr().err.count(warned) == 1
 
 
-def test_models_that_a_recipe_names_have_flags() -> None:
+def test_model_roles_of_a_recipe_have_flags() -> None:
     run = settings(RECIPE, ["--models.judge.model", "other", "--models.judge.engine.slots", "3"])
     assert str(run.models["judge"].model) == "other"
     assert run.models["judge"].engine.slots == 3
@@ -92,7 +92,7 @@ def test_models_that_a_recipe_names_have_flags() -> None:
     assert served.models["judge"].engine == ag.SGLangConfig(gpus=(1,))
 
 
-def test_a_resumed_run_keeps_its_models_and_may_serve_them_otherwise(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_model_roles_and_may_change_how_they_are_served(tmp_path: Path) -> None:
     write_settings(tmp_path, RECIPE)
     served = ag.ModelRoleConfig(model="anything", engine=ag.SGLangConfig(urls=("http://there",)))
     refuse_changes(tmp_path, replace(RECIPE, models={"judge": served}))

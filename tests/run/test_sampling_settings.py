@@ -1,4 +1,4 @@
-"""How a run samples: in training from the whole distribution, in evaluations as is asked for, with its own template."""
+"""How a run samples: training from the whole distribution, evaluations as configured, with its chat template."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,32 +26,32 @@ SHOUTING = (
 
 
 @pytest.mark.parametrize("part", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}])
-def test_training_refuses_to_draw_from_a_part_and_says_why_and_what_to_do(part: dict[str, Any]) -> None:
+def test_training_refuses_to_sample_from_a_part_of_the_distribution(part: dict[str, Any]) -> None:
     (name,) = part
     with pytest.raises(ValueError, match=rf"^train_sampling\.{name}: training scores .* eval_sampling"):
         replace(chase_grpo.RECIPE, train_sampling=Sampling(**part))
 
 
-async def test_a_collector_refuses_it_too() -> None:
+async def test_a_collector_also_refuses_partial_sampling() -> None:
     collector = Collector(ag.find_env("terse"), Scripted([say("1")]), None, None, Sampling(top_p=0.5))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^sampling: training scores each token"):
         async with collector.schedule(Schedule(prompts_per_step=1, group_size=2)):
             pass
 
 
-def test_what_training_has_a_setting_of_its_own_for_is_refused_with_that() -> None:
+def test_sampling_that_has_its_own_training_setting_is_refused_with_its_name() -> None:
     with pytest.raises(ValueError, match=r"^train_sampling\.temperature: set train\.temperature"):
         replace(chase_grpo.RECIPE, train_sampling=Sampling(temperature=0.5))
     with pytest.raises(ValueError, match=r"^train_sampling\.max_tokens: set the run's max_turn_tokens"):
         replace(chase_grpo.RECIPE, train_sampling=Sampling(max_tokens=5))
 
 
-def test_the_flag_that_is_refused_is_named() -> None:
+def test_the_refused_flag_is_named() -> None:
     with pytest.raises(RefusedWords, match=r"^--train-sampling\.top-k: training scores each token"):
         settings(chase_grpo.RECIPE, ["--train-sampling.top-k", "20"])
 
 
-def test_an_evaluation_has_its_own_sampling_and_takes_the_rest_from_training() -> None:
+def test_an_evaluation_has_its_own_sampling_with_defaults_from_training() -> None:
     flags = ["--eval-sampling.top-p", "0.9", "--eval-sampling.temperature", "0.2", "--train-sampling.stop", "END"]
     run = settings(
         chase_grpo.RECIPE, [*flags, "--max-turn-tokens", "9", "--chat-template-kwargs", "enable_thinking", "False"]
@@ -64,7 +64,7 @@ def test_an_evaluation_has_its_own_sampling_and_takes_the_rest_from_training() -
 
 
 class Watched(ag.TransformersEngine):
-    """Notes how each turn was asked for."""
+    """Records the sampling of each request."""
 
     asked: list[tuple[Sampling, str, Completion]]
 
@@ -74,7 +74,7 @@ class Watched(ag.TransformersEngine):
         return done
 
 
-async def test_training_and_evaluation_are_each_sampled_as_set_with_the_runs_template(
+async def test_training_and_evaluation_sample_as_configured_with_the_runs_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Sampling, str, Completion]] = []
@@ -106,20 +106,20 @@ async def test_training_and_evaluation_are_each_sampled_as_set_with_the_runs_tem
     assert "stop_text" in {done.finish_reason for how, _, done in asked if how.stop}
 
 
-def test_a_template_that_is_neither_file_nor_text_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_template_that_is_neither_a_file_nor_text_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^chat_template: .*gone\.jinja cannot be read \(FileNotFoundError\)"):
         chat_tokenizer("tiny", template=tmp_path / "gone.jinja")
     assert chat_tokenizer("tiny", template=SHOUTING).opening == "<|im_start|>assistant\n"
 
 
-def test_a_template_that_cannot_be_rendered_is_refused_by_name_with_its_line() -> None:
+def test_a_template_that_cannot_be_rendered_is_refused_by_name_and_line() -> None:
     with pytest.raises(ValueError, match=r"^chat_template: cannot be rendered in line 2: .*end of statement block"):
         chat_tokenizer("tiny", template="{{ messages }}\n{% for m in %}")
     with pytest.raises(ValueError, match=r"^chat_template: cannot be rendered: only for robots"):
         chat_tokenizer("tiny", template="{{ raise_exception('only for robots') }}")
 
 
-def test_a_variable_that_the_template_does_not_use_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_variable_that_the_template_does_not_use_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     chat_tokenizer("tiny", template=SHOUTING, template_kwargs={"loud": True})
     assert not caplog.messages
     chat_tokenizer("tiny", template=SHOUTING, template_kwargs={"loud": True, "lou": True, "louder": 1})

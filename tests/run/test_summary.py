@@ -1,4 +1,4 @@
-"""What a run says at its end, on the real engine and trainer: nothing was learned, and why."""
+"""A run's summary on the real engine and trainer: whether it learned something, and if not, why."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def task(number: int) -> ag.Task:
 
 
 class Constant(ag.ToolEnv[ag.Task]):
-    """Its tool is broken, and its reward is always the same; the judge is down for a quarter of the tasks."""
+    """Has a broken tool and a constant reward; its judge fails for a quarter of the tasks."""
 
     limits = ag.Limits(turns=2)
 
@@ -45,7 +45,7 @@ class Constant(ag.ToolEnv[ag.Task]):
 
 
 class Taskless(ag.ToolEnv[ag.Task]):
-    """Nothing to train on."""
+    """Has no tasks to train on."""
 
 
 SETTINGS = ag.RunConfig(
@@ -64,7 +64,7 @@ SETTINGS = ag.RunConfig(
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """The name of an env class of this file, wherever pytest has imported it from."""
+    """Return a function that gives the name of one of this file's env classes, however pytest imported the file."""
     module = sys.modules[__name__]
     monkeypatch.setitem(sys.modules, "report_envs", module)
     return "report_envs:{}".format
@@ -94,7 +94,7 @@ async def test_a_run_that_learned_nothing_says_so_and_why(
         assert reason in said
 
 
-async def test_the_held_out_scores_stand_in_the_metrics(tmp_path: Path, made: Callable[[str], str]) -> None:
+async def test_the_held_out_scores_are_in_the_metrics_file(tmp_path: Path, made: Callable[[str], str]) -> None:
     run = replace(SETTINGS, env=made("Constant"), output_dir=tmp_path)
     summary = await ag.train_policy(run)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -126,7 +126,7 @@ async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
         await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=40, oversample=extra))
 
 
-def test_metrics_are_strict_json_and_count_what_is_not_finite(tmp_path: Path) -> None:
+def test_metrics_are_strict_json_and_non_finite_values_are_counted(tmp_path: Path) -> None:
     def refuse(name: str) -> Any:
         raise AssertionError(name)
 
@@ -136,7 +136,7 @@ def test_metrics_are_strict_json_and_count_what_is_not_finite(tmp_path: Path) ->
     assert row == {"step": 0, "reward": 0.5, "train/loss": None, "train/grad_norm": None, "metrics_not_finite": 2}
 
 
-def test_stderr_that_is_a_file_has_a_line_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stderr_in_a_file_has_one_line_per_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with MetricsLogger(tmp_path, steps=2) as log:
         for step in range(2):
             log.note("rollouts")
@@ -187,7 +187,7 @@ def in_a_folder_of_its_own(folder: Path, *flags: str) -> "subprocess.CompletedPr
 
 
 @pytest.mark.slow
-def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_path: Path) -> None:
+def test_a_recipe_in_any_folder_can_train_the_shipped_model(tmp_path: Path) -> None:
     done = in_a_folder_of_its_own(tmp_path, "--max-turn-tokens", "8")
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout.splitlines()[-1])
@@ -201,7 +201,7 @@ def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_pa
     assert kept["versions"]["torch"]
 
 
-def test_a_setting_that_means_nothing_is_refused_on_the_command_line(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_refused_on_the_command_line(tmp_path: Path) -> None:
     done = in_a_folder_of_its_own(tmp_path, "--group-size", "1")
     assert done.returncode == 2
     assert "adding: --group-size: a single rollout" in done.stderr
@@ -231,7 +231,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_end_says_what_was_learned_and_what_was_not_and_why() -> None:
+def test_the_final_report_says_what_was_learned_or_why_not() -> None:
     assert account(ROWS, {0: 0.25, 6: 0.75}) == [
         "learned: reward 0.40 in the first 5 steps, 0.60 in the last 5",
         "         held-out reward 0.25 at first, 0.75 at last",
@@ -243,12 +243,12 @@ def test_the_end_says_what_was_learned_and_what_was_not_and_why() -> None:
 
 
 @pytest.mark.parametrize("held_out", [{0: 0.75, 6: 0.25}, {}])
-def test_a_run_whose_reward_fell_does_not_say_that_it_learned(held_out: dict[int, float]) -> None:
+def test_a_run_whose_reward_fell_does_not_claim_to_have_learned(held_out: dict[int, float]) -> None:
     assert account(ROWS[::-1], held_out)[0] == "reward fell: reward 0.60 in the first 5 steps, 0.40 in the last 5"
 
 
 @pytest.mark.parametrize(("rows", "held_out"), [(ROWS[:1], {}), (ROWS, {0: 0.5, 6: 0.501}), (ROWS[1:5], {})])
-def test_a_run_whose_reward_stayed_does_not_say_that_it_learned(
+def test_a_run_whose_reward_stayed_the_same_does_not_claim_to_have_learned(
     rows: list[dict[str, float]], held_out: dict[int, float]
 ) -> None:
     assert account(rows, held_out)[0].startswith("reward unchanged: reward ")
@@ -269,7 +269,7 @@ BRANCHED = {
 }
 
 
-def test_the_end_says_what_branches_took_and_what_a_critic_knew() -> None:
+def test_the_final_report_covers_branches_and_the_critic() -> None:
     rows = [row | BRANCHED for row in ROWS]
     assert "branches: 720 (180 failed), with 75% of the sampled tokens" in account(rows, {})
     assert "18 of 48 groups, whose rewards are all equal, including those of their branches; 12 groups" in "\n".join(
@@ -283,13 +283,13 @@ def test_the_end_says_what_branches_took_and_what_a_critic_knew() -> None:
     assert not summary.keys() & Report().summary(ROWS).keys() & set(names)
 
 
-def test_a_run_without_a_branch_that_was_to_have_some_says_so() -> None:
+def test_a_run_that_should_branch_but_did_not_gives_a_warning() -> None:
     said = Report().warnings([row | {"rollout/branches": 0.0} for row in ROWS])
     assert said == ["No branch was run: branching.after and branching.every selected no state in any rollout."]
     assert Report().warnings([row | BRANCHED for row in ROWS]) == Report().warnings(ROWS) == []
 
 
-def test_a_run_without_a_step_learned_nothing() -> None:
+def test_a_run_without_steps_learned_nothing() -> None:
     rows = [row | {"train/optimizer_steps": 0.0, "train/skipped_steps": 2.0} for row in ROWS[:1]]
     said = account(rows, {})
     assert said[0] == "learned: nothing; no optimizer step was taken"
@@ -297,7 +297,7 @@ def test_a_run_without_a_step_learned_nothing() -> None:
     assert account([], {0: 0.5}) == []
 
 
-def test_what_a_run_dropped_and_left_out_is_counted() -> None:
+def test_dropped_rollouts_and_untrained_tokens_of_a_run_are_counted() -> None:
     rows = [row | {"rollouts/dropped": 2.0, "samples/untrained_tokens": 7.0} for row in ROWS[:2]]
     said = "\n".join(account(rows, {}))
     assert "4 dropped rollouts" in said

@@ -1,4 +1,4 @@
-"""Tasks that are chosen beforehand: an evaluation gives their ids, and a run trains on them alone."""
+"""Tasks selected beforehand: an evaluation gives their ids, and a run trains only on them."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.run.test_resume import SETTINGS, Terse
 
 
 class Rows(ag.ToolEnv[ag.Task]):
-    """A data set of four rows, the same ones held out."""
+    """A data set of four rows per split."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> list[dict[str, str]]:  # type: ignore[override]  # rows become tasks
@@ -50,7 +50,7 @@ def evaluation(rewards: dict[str, list[float | None]]) -> Evaluation:
     return Evaluation(groups=Groups(groups), k=4)
 
 
-def test_ids_are_of_tasks_that_are_solved_as_often_as_is_asked_for() -> None:
+def test_ids_are_selected_by_how_often_their_tasks_are_solved() -> None:
     found = evaluation({"never": [0, 0.9], "half": [1, 0], "failed": [None, None], "most": [1, 1, 0.5, 1], "all": [1]})
     assert found.ids_solved(0.1, 0.9) == ["half", "most"]
     assert found.ids_solved(0, 0) == ["never"]
@@ -60,7 +60,7 @@ def test_ids_are_of_tasks_that_are_solved_as_often_as_is_asked_for() -> None:
         found.ids_solved(0.9, 0.1)
 
 
-def test_a_file_of_ids_chooses_training_tasks_and_leaves_the_held_out_ones(tmp_path: Path) -> None:
+def test_a_file_of_ids_selects_training_tasks_and_not_held_out_ones(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("train-3\n\n train-1 \n")
     chosen = only_tasks(Rows, tmp_path / "ids")
     assert [task.id for task in chosen.tasks("train")] == ["train-1", "train-3"]
@@ -70,7 +70,7 @@ def test_a_file_of_ids_chooses_training_tasks_and_leaves_the_held_out_ones(tmp_p
     assert [task.id for task in only_tasks(Rows, tmp_path / "ids").tasks("train")] == ["train-1", "train-3"]
 
 
-def test_of_several_envs_each_gets_its_own_ids(tmp_path: Path) -> None:
+def test_each_env_of_a_mixture_gets_its_own_ids(tmp_path: Path) -> None:
     env = mix({"rows": Member(Rows, 1), "terse": Member(Terse, 2)})
     (tmp_path / "ids").write_text("rows/train-2\nterse/t10\nterse/t12\n")
     chosen = only_tasks(env, tmp_path / "ids")
@@ -92,21 +92,21 @@ def test_of_several_envs_each_gets_its_own_ids(tmp_path: Path) -> None:
         (None, r"^tasks_from: .*ids cannot be read"),
     ],
 )
-def test_a_file_that_chooses_nothing_that_is_there_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_file_that_selects_no_existing_task_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
     if text is not None:
         (tmp_path / "ids").write_text(text)
     with pytest.raises(ValueError, match=said):
         only_tasks(Rows, tmp_path / "ids")
 
 
-async def test_a_task_of_the_chosen_env_is_played_as_before(tmp_path: Path) -> None:
+async def test_a_selected_envs_tasks_run_as_before(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("t20\n")
     chosen = only_tasks(Terse, tmp_path / "ids")
     rollout = await ag.rollout(chosen, chosen.tasks("train")[0], Scripted([say("1")]))
     assert rollout.reward is not None
 
 
-def test_a_run_trains_on_the_chosen_tasks_alone(tmp_path: Path) -> None:
+def test_a_run_trains_only_on_the_selected_tasks(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("t11\nt12\nt13\n")
     run = replace(SETTINGS, tasks_from=tmp_path / "ids", max_steps=2, eval_tasks=0, output_dir=tmp_path / "run")
     asyncio.run(ag.train_policy(run))
@@ -132,7 +132,9 @@ class DoubledHeldOut(Doubled):
 
 
 @pytest.mark.parametrize(("env", "split"), [(Doubled, "train"), (DoubledHeldOut, "test")])
-def test_two_tasks_of_one_id_are_refused_before_a_model_is_loaded(tmp_path: Path, env: type[Rows], split: str) -> None:
+def test_two_tasks_with_the_same_id_are_refused_before_a_model_is_loaded(
+    tmp_path: Path, env: type[Rows], split: str
+) -> None:
     run = replace(SETTINGS, output_dir=tmp_path, eval_tasks=4)
     said = rf"^env: {env.__name__}.tasks\('{split}'\) has the id '{split}-0' twice, as number 0 and as number 2; give"
     with pytest.raises(ValueError, match=said), hold_checked(run, env, tmp_path):
@@ -142,7 +144,7 @@ def test_two_tasks_of_one_id_are_refused_before_a_model_is_loaded(tmp_path: Path
         pass
 
 
-def test_a_chosen_id_of_two_tasks_is_refused(tmp_path: Path) -> None:
+def test_a_selected_id_of_two_tasks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("train-1\n")
     with pytest.raises(ValueError, match=r"^env: Doubled.tasks\('train'\) has the id 'train-0' twice"):
         only_tasks(Doubled, tmp_path / "ids")

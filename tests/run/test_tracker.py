@@ -1,4 +1,4 @@
-"""Evaluations on the way, the best adapter, and what hears of them: callbacks and trackers, which may break."""
+"""Evaluations during a run, the best adapter, and callbacks and trackers, which may raise."""
 
 import asyncio
 import importlib.util
@@ -34,7 +34,7 @@ def weights(folder: Path) -> dict[str, Any]:
     return dict(load_file(folder / "adapter_model.safetensors"))
 
 
-async def test_every_k_steps_and_at_the_end_a_run_is_evaluated_and_the_best_adapter_kept(
+async def test_a_run_is_evaluated_every_k_steps_and_keeps_the_best_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([0.1, 0.2, 0.9, 0.9, 0.4])
@@ -61,7 +61,7 @@ async def test_every_k_steps_and_at_the_end_a_run_is_evaluated_and_the_best_adap
     assert {"eval/pass@1", "eval/pass@3"} <= rows(tmp_path)[0].keys()
 
 
-async def test_a_resumed_run_knows_its_best_evaluation_and_has_each_once(
+async def test_a_resumed_run_keeps_its_best_evaluation_and_repeats_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = Evaluation.metrics
@@ -77,14 +77,14 @@ async def test_a_resumed_run_knows_its_best_evaluation_and_has_each_once(
     assert held_out == [(0, 0.1), (1, 0.8), (2, 0.3), (3, 0.2)]
 
 
-async def test_the_best_policy_of_a_finished_run_stays_when_that_is_resumed_and_gets_worse(
+async def test_a_finished_runs_best_policy_stays_if_the_resumed_run_gets_worse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = Evaluation.metrics
     scores = iter([0.1, 0.9, 0.6])
     monkeypatch.setattr(Evaluation, "metrics", lambda self: metrics(self) | {"eval/reward": next(scores)})
     run = replace(SETTINGS, output_dir=tmp_path, max_steps=1, eval_every=2)
-    await ag.train_policy(run)  # its best evaluation came behind its last checkpoint
+    await ag.train_policy(run)  # the best evaluation was after the last checkpoint
     best = weights(tmp_path / "best")
     summary = await ag.train_policy(replace(run, output_dir=None, resume=tmp_path, max_steps=2))
     assert (summary["best_step"], summary["best_reward"], summary["eval_after"]) == (1, 0.9, 0.6)
@@ -104,7 +104,7 @@ def test_evaluations_without_tasks_are_refused() -> None:
 
 
 class Hears(ag.Callback):
-    """Keeps what it is told, and the thread that it is told in."""
+    """Records its calls, and the threads in which it is called."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
@@ -132,7 +132,7 @@ class Aside(Hears):
     in_thread = True
 
 
-async def test_a_callback_hears_the_start_each_rollout_step_and_evaluation_and_the_end(tmp_path: Path) -> None:
+async def test_a_callback_gets_the_start_each_rollout_step_and_evaluation_and_the_end(tmp_path: Path) -> None:
     run, here, aside = replace(SETTINGS, output_dir=tmp_path, max_steps=1), Hears(), Aside()
     summary = await ag.train_policy(run, callbacks=[here, aside])
     assert [each[0] for each in here.heard] == ["start", "evaluation", *["rollout"] * 6, "step", "evaluation", "end"]
@@ -150,7 +150,7 @@ async def test_a_callback_hears_the_start_each_rollout_step_and_evaluation_and_t
     assert threading.get_ident() not in aside.threads
 
 
-async def test_a_callback_hears_that_a_run_failed_as_an_end_without_a_summary(tmp_path: Path) -> None:
+async def test_for_a_failed_run_a_callback_gets_an_end_without_a_summary(tmp_path: Path) -> None:
     class Stops(Hears):
         def on_step(self, *told: Any) -> None:
             run.cancel()
@@ -164,7 +164,7 @@ async def test_a_callback_hears_that_a_run_failed_as_an_end_without_a_summary(tm
     assert [told for told in stops.heard if told[0] == "end"] == [("end", {})]
 
 
-async def test_callbacks_and_trackers_that_raise_are_counted_and_said_and_the_run_goes_on(
+async def test_errors_of_callbacks_and_trackers_are_counted_and_do_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Broken(Tracker):
@@ -206,7 +206,7 @@ async def test_callbacks_and_trackers_that_raise_are_counted_and_said_and_the_ru
     assert said.count("Note.on_rollout raised ValueError: no room") == 1
 
 
-async def test_what_a_callback_changes_in_metrics_and_the_summary_stays_its_own(tmp_path: Path) -> None:
+async def test_a_callbacks_changes_to_metrics_and_summary_do_not_leak(tmp_path: Path) -> None:
     class Changes(ag.Callback):
         def on_step(self, step: int, groups: Groups, metrics: Any) -> None:
             metrics["reward"] = -9.0
@@ -228,7 +228,7 @@ async def test_what_a_callback_changes_in_metrics_and_the_summary_stays_its_own(
     ]
 
 
-async def test_a_cancelled_run_tells_the_end_once_and_only_after_the_call_in_the_thread_has_returned(
+async def test_a_cancelled_run_reports_its_end_once_after_the_call_in_the_thread_returned(
     tmp_path: Path,
 ) -> None:
     class Slow(ag.Callback):
@@ -259,7 +259,7 @@ async def test_a_cancelled_run_tells_the_end_once_and_only_after_the_call_in_the
     assert slow.heard == ["step", "step returns", "end"]
 
 
-async def test_a_callback_that_never_returns_does_not_hold_up_a_run_that_is_stopped(
+async def test_a_callback_that_never_returns_does_not_block_a_stopped_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(callbacks, "GRACE_S", 0.1)
@@ -286,7 +286,7 @@ async def test_a_callback_that_never_returns_does_not_hold_up_a_run_that_is_stop
     training.cancel()
     with pytest.raises(asyncio.CancelledError):
         await training
-    await asyncio.to_thread(ended.wait)  # the thread may come late
+    await asyncio.to_thread(ended.wait)  # the thread may be late
     assert heard == [{}]
     let.set()
     assert re.search(
@@ -295,7 +295,7 @@ async def test_a_callback_that_never_returns_does_not_hold_up_a_run_that_is_stop
     assert (tmp_path / "checkpoints/step-000001").is_dir()
 
 
-async def test_each_callback_hears_the_end_once_if_the_run_is_stopped_while_it_is_told(tmp_path: Path) -> None:
+async def test_each_callback_gets_the_end_once_if_the_run_is_stopped_during_it(tmp_path: Path) -> None:
     class Slow(ag.Callback):
         in_thread = True
 
@@ -320,7 +320,7 @@ async def test_each_callback_hears_the_end_once_if_the_run_is_stopped_while_it_i
     assert sorted(heard) == ["quick", "slow"]
 
 
-async def test_what_a_callback_changes_in_the_config_stays_its_own(tmp_path: Path) -> None:
+async def test_a_callbacks_changes_to_the_config_do_not_leak(tmp_path: Path) -> None:
     class Changes(ag.Callback):
         def on_run_start(self, run: ag.RunConfig, folder: Path) -> None:
             run.env_args["changed"] = 1
@@ -330,10 +330,10 @@ async def test_what_a_callback_changes_in_the_config_stays_its_own(tmp_path: Pat
     assert hears.heard[0][1].env_args == run.env_args == {}
 
 
-async def test_what_is_no_callback_and_an_async_method_are_refused_by_name() -> None:
+async def test_values_that_are_not_callbacks_and_async_methods_are_refused_by_name() -> None:
     class Late(ag.Callback):
         async def on_step(self, *_: Any) -> None:  # type: ignore[override]
-            pytest.fail("nobody awaits it")
+            pytest.fail("it is never awaited")
 
     with pytest.raises(ValueError, match=r"^callbacks: Late.on_step is async, but callbacks aren't awaited; make it a"):
         await ag.train_policy(SETTINGS, callbacks=[Late()])
@@ -343,14 +343,14 @@ async def test_what_is_no_callback_and_an_async_method_are_refused_by_name() -> 
         await ag.train_policy(SETTINGS, callbacks=ag.Callback())  # type: ignore[arg-type]
 
 
-async def test_a_method_that_would_never_be_called_or_do_nothing_is_refused_by_name() -> None:
+async def test_a_method_without_an_event_or_with_a_yield_is_refused_by_name() -> None:
     class Misspelt(ag.Callback):
         def on_steps(self, *_: Any) -> None:
-            pytest.fail("it is no event")
+            pytest.fail("it is not an event")
 
     class Yields(ag.Callback):
         def on_step(self, *_: Any) -> Any:
-            yield pytest.fail("nobody iterates it")
+            yield pytest.fail("it is never iterated")
 
     with pytest.raises(ValueError, match=r"^callbacks: Misspelt.on_steps isn't a run event; did you mean 'on_step'"):
         await ag.train_policy(SETTINGS, callbacks=[Misspelt()])
@@ -358,7 +358,7 @@ async def test_a_method_that_would_never_be_called_or_do_nothing_is_refused_by_n
         await ag.train_policy(SETTINGS, callbacks=[Yields()])
 
 
-async def test_a_runs_folder_holds_what_it_ran_on_and_every_step_its_metrics(tmp_path: Path) -> None:
+async def test_a_runs_folder_has_its_environment_and_the_metrics_of_every_step(tmp_path: Path) -> None:
     summary = await ag.train_policy(replace(SETTINGS, output_dir=tmp_path, max_steps=1))
     names = names_in(tmp_path)
     assert {"environment.json", "settings.json", "summary.json"} <= names
@@ -372,7 +372,7 @@ async def test_a_runs_folder_holds_what_it_ran_on_and_every_step_its_metrics(tmp
     assert summary["callback_errors"] == {}
 
 
-def test_a_tracker_that_is_not_installed_is_refused_with_the_line_that_installs_it(tmp_path: Path) -> None:
+def test_a_missing_tracker_package_is_refused_with_its_install_command(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"^report_to: nowhere is not installed; install it with `pip install nowhere`"
     ):
@@ -381,11 +381,11 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_line_that_installs_
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
-def test_a_tracker_keeps_the_metrics_of_a_run_without_a_network(
+def test_a_tracker_stores_the_metrics_of_a_run_without_network(
     name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which its import reads
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
     pytest.importorskip(name, reason=f"{name} is not installed")
     tracker = open_tracker(name, tmp_path, "my_recipe", {"steps": 2, "train.lr": 1e-3})
     nothing = Groups([])
@@ -398,7 +398,7 @@ def test_a_tracker_keeps_the_metrics_of_a_run_without_a_network(
 
 
 def in_tensorboard(folder: Path) -> set[tuple[str, int, float]]:
-    """The name of each metric, its step and its value."""
+    """Return the name, step and value of each metric."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"))
@@ -408,7 +408,7 @@ def in_tensorboard(folder: Path) -> set[tuple[str, int, float]]:
 
 
 def in_trackio(folder: Path) -> set[tuple[str, int, float]]:
-    """The same."""
+    """Return the same for trackio."""
     from trackio.sqlite_storage import SQLiteStorage
 
     (run,) = SQLiteStorage.get_runs("my_recipe")
@@ -417,7 +417,7 @@ def in_trackio(folder: Path) -> set[tuple[str, int, float]]:
 
 
 def in_wandb(folder: Path) -> set[tuple[str, int, float]]:
-    """The same, read out of the records of its file, where names and values are plain text."""
+    """Return the same, extracted from the records of wandb's file, where names and values are plain text."""
     (file,) = folder.rglob("run-*.wandb")
     found, items = set[tuple[str, int, float]](), list[tuple[str, float]]()
     for name, value in re.findall(rb"(reward|train/loss|eval/reward|_step|step)[^\w.]{1,4}([\d.]+)", file.read_bytes()):

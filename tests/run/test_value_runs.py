@@ -1,4 +1,4 @@
-"""Runs with a critic: what is refused, and that a stopped one goes on as if it had not been stopped."""
+"""Runs with a critic: which settings are refused, and that a stopped run resumes as if it hadn't been stopped."""
 
 import json
 from dataclasses import replace
@@ -13,17 +13,17 @@ from agentgym.cli.recipe import settings
 from recipes import bisect_long, chase_long
 
 CLOCKS = ("train/seconds", "rollout/seconds", "oversample/length_bias", "time/", "throughput/", "sync/")
-"""How the names begin of what a log holds of wall time, and of the proof that begins anew in each process."""
+"""Prefixes of metrics that depend on wall time, or on the sync check, which starts over in each process."""
 
 
-def test_a_critic_has_settings() -> None:
+def test_a_critic_is_configured_by_flags() -> None:
     words = ["--credit", "value", "--gae.lam", "0.5", "--gae.gamma", "0.9", "--train.value-lr", "0.01"]
     run = settings(chase_long.RECIPE, [*words, "--train.value-epochs", "3", "--train.value-clip", "0.2"])
     assert run.gae == GAEConfig(gamma=0.9, lam=0.5)
     assert (run.train.value_lr, run.train.value_epochs, run.train.value_clip) == (0.01, 3, 0.2)
 
 
-def test_a_critic_takes_groups_of_one() -> None:
+def test_a_critic_allows_groups_of_one() -> None:
     assert replace(chase_long.RECIPE, credit="value", group_size=1).group_size == 1
 
 
@@ -41,7 +41,7 @@ def test_a_critic_takes_groups_of_one() -> None:
         ({"credit": "value", "teacher": "tiny"}, "^credit: with a teacher"),
     ],
 )
-def test_what_means_nothing_with_a_critic_or_without_one_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_settings_that_conflict_with_a_critic_or_need_one_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         replace(chase_long.RECIPE, **changes)
 
@@ -51,7 +51,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.startswith(CLOCKS)} for row in rows]
 
 
-async def test_a_resumed_run_goes_on_with_its_critic(tmp_path: Path) -> None:
+async def test_a_resumed_run_continues_with_its_critic(tmp_path: Path) -> None:
     small = replace(
         bisect_long.RECIPE,
         credit="value",
@@ -60,7 +60,7 @@ async def test_a_resumed_run_goes_on_with_its_critic(tmp_path: Path) -> None:
         group_size=2,
         eval_tasks=0,
         sandbox="unsafe",
-        engine=ag.TransformersConfig(slots=1),  # one rollout at a time: float noise is the same too
+        engine=ag.TransformersConfig(slots=1),  # one rollout at a time, so that float noise is the same
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     await ag.train_policy(replace(small, output_dir=whole))

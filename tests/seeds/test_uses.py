@@ -1,4 +1,4 @@
-"""What a run, an evaluation and a game leave to chance, by the seeds that engines and envs are given."""
+"""What a run, an evaluation and a game leave to chance, given the seeds that engines and envs get."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ RESETS: list[tuple[str, int]] = []
 
 @dataclass
 class Recorder:
-    """An engine that keeps the session and the seed of each request."""
+    """An engine that records the session and the seed of each request."""
 
     inner: Any
     asked: list[tuple[str, int]] = field(default_factory=list)
@@ -49,7 +49,7 @@ JUDGE, SPEAKER = Recorder(Scripted(lambda text: say("yes"))), Scripted(lambda te
 
 
 class Chances(ag.ToolEnv[ag.Task]):
-    """Has chance of every kind: its own, the policy's, a sub-agent's and a role's."""
+    """Uses randomness of every kind: its own, the policy's, a sub-agent's and a model role's."""
 
     limits = ag.Limits(turns=3, turn_tokens=4)
     fallback_models = {"judge": JUDGE}  # noqa: RUF012
@@ -74,7 +74,7 @@ class Chances(ag.ToolEnv[ag.Task]):
 
 
 class Judged(Chances):
-    """Has a reward of its group as well, for which a model is asked."""
+    """Also has a group reward that asks a model."""
 
     @classmethod
     async def group_reward(cls, task: ag.Task, rollouts: Any, models: Any) -> list[float]:
@@ -84,14 +84,14 @@ class Judged(Chances):
 
 @dataclass(frozen=True)
 class Seen:
-    """The requests of the policy's and the judge's engine, the resets, and the folder, of one run."""
+    """A run's requests to the policy's and the judge's engine, its resets, and its folder."""
 
     folder: Path
     asked: list[tuple[str, int]]
     resets: list[tuple[str, int]]
 
     def of(self, split: str) -> list[int]:
-        """The seeds of all requests for tasks of a split."""
+        """Return the seeds of all requests for a split's tasks."""
         return [seed for session, seed in self.asked if session.startswith(split)]
 
     def resets_of(self, split: str) -> list[tuple[str, int]]:
@@ -128,26 +128,26 @@ async def played(folder: Path) -> list[Seen]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
-    """Two runs of neighboring seeds, with groups, branches, sub-agents, a model role and three evaluations."""
+    """Complete two runs of neighboring seeds, with groups, branches, sub-agents, a model role and evaluations."""
     return asyncio.run(played(tmp_path_factory.mktemp("runs")))
 
 
-async def test_no_two_requests_of_training_share_a_seed(runs: list[Seen]) -> None:
+async def test_no_two_training_requests_share_a_seed(runs: list[Seen]) -> None:
     for run in runs:
         sessions = {session for session, _ in run.asked if session.startswith("train")}
-        assert any("+" in session for session in sessions)  # of a branch
+        assert any("+" in session for session in sessions)  # a branch's session
         assert any("model.judge" in session for session in sessions)
         assert len(run.of("train")) > 20
         assert max(Counter(run.of("train")).values()) == 1
         assert not set(run.of("train")) & set(run.of("test"))
 
 
-async def test_neighboring_runs_share_no_seed_at_all(runs: list[Seen]) -> None:
+async def test_neighboring_runs_share_no_seed(runs: list[Seen]) -> None:
     one, other = ({seed for _, seed in [*run.asked, *run.resets]} for run in runs)
     assert not one & other
 
 
-async def test_the_rollouts_of_a_group_share_the_seed_of_their_env_and_groups_do_not(runs: list[Seen]) -> None:
+async def test_a_groups_rollouts_share_their_env_seed_and_groups_do_not(runs: list[Seen]) -> None:
     for run in runs:
         shared = Counter(run.resets_of("train"))
         assert len(shared) == RUN.max_steps * RUN.prompts_per_step
@@ -155,7 +155,7 @@ async def test_the_rollouts_of_a_group_share_the_seed_of_their_env_and_groups_do
         assert len({seed for _, seed in shared}) == len(shared)
 
 
-async def test_each_attempt_of_an_evaluation_has_an_env_seed_of_its_own(runs: list[Seen]) -> None:
+async def test_each_attempt_of_an_evaluation_has_a_different_env_seed(runs: list[Seen]) -> None:
     for run in runs:
         assert len({seed for _, seed in run.resets_of("test")}) == RUN.eval_tasks * RUN.eval_rollouts
 
@@ -163,11 +163,11 @@ async def test_each_attempt_of_an_evaluation_has_an_env_seed_of_its_own(runs: li
 async def test_all_evaluations_of_a_run_use_the_same_seeds(runs: list[Seen]) -> None:
     for run in runs:
         assert set(Counter(run.resets_of("test")).values()) == {3}
-        # The policy is never changed (lr 0), so each of the three asks the same.
+        # The policy never changes (lr 0), so all three evaluations send the same requests.
         assert set(Counter(run.of("test")).values()) == {3}
 
 
-async def test_the_seed_of_the_evaluations_is_kept_and_an_evaluation_of_that_seed_has_their_luck(
+async def test_an_evaluation_with_the_stored_eval_seed_gets_the_same_env_seeds(
     runs: list[Seen], tmp_path: Path
 ) -> None:
     for seed, run in enumerate(runs):
@@ -181,14 +181,14 @@ async def test_the_seed_of_the_evaluations_is_kept_and_an_evaluation_of_that_see
         assert json.loads((out / SUMMARY).read_text())["seed"] == begun_eval_seed(out) == said["eval_seed"]
 
 
-def test_eval_seed_is_the_seed_of_evaluations_whatever_that_of_the_run() -> None:
+def test_eval_seed_sets_the_evaluation_seed_whatever_the_runs_seed_is() -> None:
     assert {replace(RUN, seed=seed, eval_seed=7).held_out_seed for seed in range(3)} == {7}
     assert len({replace(RUN, seed=seed).held_out_seed for seed in range(100)}) == 100
     with pytest.raises(ValueError, match="eval_seed"):
         replace(RUN, eval_seed=-1)
 
 
-async def test_a_comparison_says_whether_both_had_the_same_luck(tmp_path: Path) -> None:
+async def test_a_comparison_says_whether_both_sides_had_the_same_seeds(tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("same", 3), ("other", 4)):
         await ag.evaluate(Chances, SPEAKER, n=2, seed=seed, output_dir=tmp_path / name)
     alike = ag.compare(tmp_path / "one", tmp_path / "same")
@@ -203,7 +203,7 @@ async def test_a_comparison_says_whether_both_had_the_same_luck(tmp_path: Path) 
     )
 
 
-async def test_an_evaluation_or_a_run_whose_seeds_were_derived_otherwise_is_not_resumed(
+async def test_evaluations_and_runs_with_another_seed_derivation_are_not_resumed(
     runs: list[Seen], tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"n": 2, "output_dir": tmp_path / "old"}
@@ -222,7 +222,7 @@ async def test_an_evaluation_or_a_run_whose_seeds_were_derived_otherwise_is_not_
         await ag.train_policy(replace(RUN, max_steps=3, resume=runs[0].folder))
 
 
-async def test_a_judge_of_groups_and_a_judge_of_rollouts_are_asked_with_seeds_of_their_own() -> None:
+async def test_group_rewards_and_rollout_rewards_ask_a_judge_with_different_seeds() -> None:
     tasks = [ag.Task(id=name, prompt="say") for name in ("a", "b")]
     JUDGE.asked.clear()
     await ag.evaluate(Judged, SPEAKER, tasks=tasks, k=2)
@@ -231,31 +231,31 @@ async def test_a_judge_of_groups_and_a_judge_of_rollouts_are_asked_with_seeds_of
     assert max(Counter(seed for _, seed in JUDGE.asked).values()) == 1
 
 
-async def test_a_judge_of_a_rescore_is_asked_with_other_seeds_for_each_rollout_of_each_step(tmp_path: Path) -> None:
+async def test_a_rescores_judge_has_a_different_seed_for_each_rollout_of_each_step(tmp_path: Path) -> None:
     groups = [await run_groups(Judged, Judged.tasks("train"), SPEAKER, n=2, seed=seed) for seed in (0, 1)]
     with RolloutWriter(tmp_path / "run") as store:
         for step, played in enumerate(groups):
             store.add(list(played), phase="train", step=step)
     JUDGE.asked.clear()
     await rescore(tmp_path / "run", Judged, tmp_path / "again")
-    assert len(JUDGE.asked) == 4  # a group each
+    assert len(JUDGE.asked) == 4  # one per group
     assert max(Counter(seed for _, seed in JUDGE.asked).values()) == 1
 
 
-async def test_a_task_that_comes_again_is_played_with_other_seeds_also_within_a_batch() -> None:
+async def test_a_repeated_task_gets_new_seeds_even_within_a_batch() -> None:
     RESETS.clear()
     tasks = (ag.Task(id=f"{number % 2}", prompt="say") for number in range(64))
     schedule = Schedule(group_size=2, seed=3, oversample=OversampleConfig(replace=3))
     async with Scheduler(Chances, tasks, SPEAKER, schedule) as scheduler:
         batches = [await scheduler.collect(1) for _ in range(3)]
     assert sum(len(batch) for batch in batches) == 3
-    assert len(RESETS) > 6  # without a signal, groups were replaced
+    assert len(RESETS) > 6  # groups without a signal were replaced
     assert set(Counter(RESETS).values()) == {2}
     assert len({seed for _, seed in RESETS}) == len(RESETS) / 2
 
 
 @pytest.mark.parametrize("same_instance", [True, False])
-async def test_a_share_of_the_tasks_is_played_with_the_seeds_that_it_has_among_all_of_them(same_instance: bool) -> None:
+async def test_a_subset_of_tasks_gets_the_same_seeds_as_within_all_tasks(same_instance: bool) -> None:
     tasks = [ag.Task(id=f"{number}", prompt="say") for number in range(5)]
     found = []
     for shares in ([tasks], [tasks[0::2], tasks[1::2]]):
@@ -267,7 +267,7 @@ async def test_a_share_of_the_tasks_is_played_with_the_seeds_that_it_has_among_a
     assert len(found[0]) == (5 if same_instance else 10)
 
 
-async def test_the_batches_of_a_run_have_the_same_seeds_on_any_number_of_processes() -> None:
+async def test_a_runs_batches_have_the_same_seeds_on_any_number_of_processes() -> None:
     found = []
     for world in (1, 2):
         RESETS.clear()
@@ -307,7 +307,7 @@ class Dice(ag.Game):
         return str(rng.random())
 
 
-async def test_the_attempts_at_a_game_meet_another_opponent_and_other_dice_and_a_group_the_same() -> None:
+async def test_attempts_at_a_game_differ_in_opponent_and_dice_and_groups_do_not() -> None:
     task, engine = GameTask(id="g", prompt="Roll.", seed=4, seat=1), Scripted([call("move", action="roll")])
     apart = await ag.evaluate(Dice, engine, tasks=[task], k=8)
     together = await run_groups(Dice, [task], engine, n=8)
@@ -318,5 +318,5 @@ async def test_the_attempts_at_a_game_meet_another_opponent_and_other_dice_and_a
 
 
 def _said(rollout: ag.Rollout) -> list[str]:
-    """What the opponent and the die said, and the model and the die."""
+    """Return the words of the opponent and the die, and of the model and the die."""
     return str(rollout.segments[0].turns[0].env_messages[0]["content"]).replace(",", "").split()

@@ -1,4 +1,4 @@
-"""Stores that somebody else may have made: their tables and values are checked, and reading them has limits."""
+"""Stores that a stranger may have created: their tables and values are checked, and reading them is bounded."""
 
 import sqlite3
 from contextlib import closing, suppress
@@ -19,7 +19,7 @@ from tests.store.test_store import group, rollout, same, segment, written
 
 
 def many(folder: Path, rollouts: int, *, phases: int) -> Path:
-    """A store of so many rollouts, in so many phases."""
+    """Write a store with this many rollouts and phases."""
     with RolloutWriter(folder) as writer:
         for number in range(rollouts):
             writer.add([group(rollout(f"t{number}/0"))], phase=f"phase{number % phases}", step=0)
@@ -27,7 +27,7 @@ def many(folder: Path, rollouts: int, *, phases: int) -> Path:
 
 
 @pytest.mark.parametrize("table", READ_TABLES)
-def test_every_table_that_is_read_is_a_plain_one_with_plain_columns(tmp_path: Path, table: str) -> None:
+def test_every_table_that_is_read_must_be_plain_with_plain_columns(tmp_path: Path, table: str) -> None:
     written(tmp_path, group(rollout("a/0")))
     for column in [*READ_TABLES[table].columns, "other"]:
         names = [name for name in READ_TABLES[table].columns if name != column]
@@ -40,7 +40,7 @@ def test_every_table_that_is_read_is_a_plain_one_with_plain_columns(tmp_path: Pa
         pass
 
 
-def test_no_table_stands_in_place_of_a_function_that_tells_the_columns(tmp_path: Path) -> None:
+def test_a_table_may_not_shadow_the_function_that_lists_columns(tmp_path: Path) -> None:
     written(tmp_path, group(rollout("a/0")))
     changed(tmp_path, "CREATE VIRTUAL TABLE pragma_table_xinfo USING fts5(name, hidden UNINDEXED, t)")
     with pytest.raises(StoreError, match="it has a virtual table, 'pragma_table_xinfo'"), RolloutStore(tmp_path):
@@ -48,7 +48,7 @@ def test_no_table_stands_in_place_of_a_function_that_tells_the_columns(tmp_path:
 
 
 @pytest.mark.parametrize("index", READ_TABLES["rollouts"].indexes)
-def test_a_store_without_an_index_is_refused_by_its_name(tmp_path: Path, index: str) -> None:
+def test_a_store_without_an_index_is_refused_by_the_indexs_name(tmp_path: Path, index: str) -> None:
     written(tmp_path, group(rollout("a/0")))
     changed(tmp_path, f"DROP INDEX {index}")
     with pytest.raises(StoreError, match=f"its table rollouts has no index {index} on "), RolloutStore(tmp_path):
@@ -56,7 +56,7 @@ def test_a_store_without_an_index_is_refused_by_its_name(tmp_path: Path, index: 
 
 
 @pytest.mark.parametrize("table", ["rollouts", "segments", "tasks"])
-def test_a_store_whose_table_has_no_key_is_refused(tmp_path: Path, table: str) -> None:
+def test_a_store_with_a_table_without_a_key_is_refused(tmp_path: Path, table: str) -> None:
     written(tmp_path, group(rollout("a/0")))
     changed(
         tmp_path,
@@ -68,8 +68,8 @@ def test_a_store_whose_table_has_no_key_is_refused(tmp_path: Path, table: str) -
         pass
 
 
-def test_all_that_one_read_asks_has_one_limit_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of many statements is short; a store that is open for long answers one read after the other."""
+def test_all_statements_of_one_read_share_a_step_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many statements is short. A store that stays open for long has a separate limit for each read."""
     many(tmp_path, 200, phases=1)
     monkeypatch.setattr(reading, "LOOK_EACH", 10)
     with RolloutStore(tmp_path) as store:
@@ -89,7 +89,7 @@ def test_all_that_one_read_asks_has_one_limit_of_its_steps(tmp_path: Path, monke
         assert 10 < len(tasks) < 300
 
 
-def test_rollouts_of_many_phases_take_no_more_statements_than_those_of_one(tmp_path: Path) -> None:
+def test_reading_many_phases_takes_no_more_statements_than_reading_one(tmp_path: Path) -> None:
     asked: list[str] = []
     for folder, count in ((tmp_path / "few", 1), (tmp_path / "many", 2 * FEWEST)):
         with RolloutStore(many(folder, count, phases=count)) as store:
@@ -106,7 +106,7 @@ def test_rollouts_of_many_phases_take_no_more_statements_than_those_of_one(tmp_p
     assert asked[: len(asked) // 2] == asked[len(asked) // 2 :]  # the same statements
 
 
-def test_more_far_rewards_than_a_statement_takes_values_are_found(tmp_path: Path) -> None:
+def test_more_outlying_rewards_than_a_statement_has_parameters_are_found(tmp_path: Path) -> None:
     written(tmp_path, group(*(rollout(f"t/{number}", 0.0) for number in range(3))))
     with RolloutStore(tmp_path) as store:
         store._opened().connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 100)
@@ -122,9 +122,7 @@ NEVER_NULL = [
 
 
 @pytest.mark.parametrize(("table", "column"), NEVER_NULL)
-def test_null_is_refused_where_the_schema_has_none_by_the_column_and_the_row(
-    tmp_path: Path, table: str, column: str
-) -> None:
+def test_a_forbidden_null_is_refused_by_column_and_row(tmp_path: Path, table: str, column: str) -> None:
     written(tmp_path, group(rollout("a/0")))
     nulls(tmp_path, table, column)
     named = "turns_of_segment" if (table, column) == ("segments", "turns") else column
@@ -137,7 +135,7 @@ def test_null_is_refused_where_the_schema_has_none_by_the_column_and_the_row(
                     read()
 
 
-def test_null_is_refused_in_tasks_and_in_what_is_searched(tmp_path: Path) -> None:
+def test_null_is_refused_in_tasks_and_in_searched_text(tmp_path: Path) -> None:
     written(tmp_path, group(rollout("a/0")))
     nulls(tmp_path, "tasks", "task")
     nulls(tmp_path, "rollouts", "seconds")
@@ -148,14 +146,14 @@ def test_null_is_refused_in_tasks_and_in_what_is_searched(tmp_path: Path) -> Non
             texts_of(store, 1)
 
 
-def test_what_may_be_null_is_read(tmp_path: Path) -> None:
+def test_an_allowed_null_is_read(tmp_path: Path) -> None:
     written(tmp_path, group(rollout("a/0", None)))
     with RolloutStore(tmp_path) as store:
         (found,) = store.summaries()
         assert (found.reward, found.suspicious) == (None, ())
 
 
-def test_a_long_rollout_is_read(tmp_path: Path) -> None:
+def test_a_long_rollout_can_be_read(tmp_path: Path) -> None:
     """100,000 tokens in 1,000 turns, each with texts that look like JSON."""
     spans = [(100 * turn + 10, 100 * turn + 90) for turn in range(1000)]
     long = rollout("a/0", segments=(segment(spans, length=100_000, text='[{"a": 1}, ' * 200),))
@@ -167,7 +165,7 @@ def test_a_long_rollout_is_read(tmp_path: Path) -> None:
     assert same(found.rollout, long)
 
 
-def test_a_store_whose_tables_have_other_columns_as_well_is_read(tmp_path: Path) -> None:
+def test_a_store_with_additional_columns_can_be_read(tmp_path: Path) -> None:
     written(tmp_path, group(rollout("a/0")))
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as store:
         for table in ("rollouts", "segments", "tasks", "vocabulary"):

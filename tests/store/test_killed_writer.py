@@ -1,4 +1,4 @@
-"""A writer that is killed at any moment: the store opens, and holds all that was on disk."""
+"""A writer that is killed at any moment: the store opens, and contains everything that was on disk."""
 
 import os
 import random
@@ -32,7 +32,7 @@ with RolloutWriter(Path(sys.argv[1]), token_bytes=token_bytes) as writer:
 
 
 def played(number: int, place: int) -> Rollout:
-    """A rollout of some kilobytes, the same each time."""
+    """Return a rollout of some kilobytes, the same each time."""
     made = segment([(2, 400), (500, 900)], length=1000 + number % 7, text=f"{number} " * 200)
     return rollout(f"t{number}/{place}", segments=(made,))
 
@@ -42,7 +42,7 @@ def token_bytes(model: str, ids: list[int]) -> dict[int, bytes]:
 
 
 def written_until_killed(folder: Path, after_s: float) -> int:
-    """How many groups a writer says are on disk when it is killed so many seconds after the first."""
+    """Return how many groups the writer reported as stored when it was killed this many seconds after the first one."""
     command = [sys.executable, "-c", WRITER, str(folder)]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None
@@ -57,9 +57,7 @@ def written_until_killed(folder: Path, after_s: float) -> int:
 
 
 @pytest.mark.parametrize("moment", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 20))])
-def test_whenever_the_writer_is_killed_the_store_holds_all_but_the_last_unfinished_record(
-    tmp_path: Path, moment: int
-) -> None:
+def test_a_killed_writer_loses_at_most_the_last_unfinished_record(tmp_path: Path, moment: int) -> None:
     said = written_until_killed(tmp_path, random.Random(moment).uniform(0, 0.25))
     with RolloutStore(tmp_path) as store:
         assert store.query("PRAGMA integrity_check") == [("ok",)]
@@ -67,7 +65,7 @@ def test_whenever_the_writer_is_killed_the_store_holds_all_but_the_last_unfinish
         ids = {token for one in found for token in one.rollout.segments[0].token_ids.tolist()}
         assert store.token_bytes("", ids) == {token: b"%d" % token for token in ids}
     groups, rest = divmod(len(found), BATCH)
-    assert rest == 0, "a group is written whole or not at all"
+    assert rest == 0, "a group is stored in part"
     assert said <= groups <= said + 1
     for place, one in enumerate(found):
         assert same(one.rollout, played(*divmod(place, BATCH)))

@@ -1,4 +1,4 @@
-"""The rollout store: what is added is on disk, whole, and comes back as it was."""
+"""The rollout store: added rollouts are on disk, complete, and come back unchanged."""
 
 import os
 import signal
@@ -27,11 +27,12 @@ from agentgym.types.messages import Message
 from agentgym.types.rollout import Group, Rollout, Segment, Turn
 from agentgym.types.task import Task
 
-TEXT = st.text(st.characters(), max_size=8)  # lone surrogates and control characters too
+TEXT = st.text(st.characters(), max_size=8)  # including lone surrogates and control characters
 
 
 def segment(spans: Sequence[tuple[int, int]], *, length: int, text: str = "said", top: int = 60_000) -> Segment:
-    """
+    """Return a segment with these spans of sampled tokens, for example:
+
     ::
 
         ids      P  a  a  e  a          spans (1, 3), (4, 5)
@@ -69,7 +70,7 @@ def segment(spans: Sequence[tuple[int, int]], *, length: int, text: str = "said"
 
 
 def rollout(name: str = "task/0", reward: float | None = 1.0, **changes: Any) -> Rollout:
-    """A rollout of one segment of two turns; failed where `reward` is None."""
+    """Return a rollout of one segment with two turns; it failed if `reward` is None."""
     failure = Failure(type="EnvError", message="KeyError: 'x'", where="reward 'right'", traceback="Traceback ..\n")
     return Rollout(
         rollout_id=name,
@@ -90,7 +91,7 @@ def group(*rollouts: Rollout) -> Group:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two frozen values hold the same, arrays by their elements."""
+    """Return whether two frozen values are equal, with arrays compared by element."""
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
     if isinstance(one, tuple):
@@ -111,13 +112,13 @@ def written(folder: Path, *groups: Group, step: int = 0) -> None:
     cuts=st.lists(st.integers(1, 60), unique=True, max_size=8).map(sorted),
     top=st.sampled_from([9, 1 << 16, 1 << 20]),
 )
-def test_a_segment_comes_back_as_it_was_whatever_was_said(text: str, cuts: list[int], top: int) -> None:
+def test_a_segment_is_restored_whatever_its_text(text: str, cuts: list[int], top: int) -> None:
     spans = list(zip(cuts[::2], cuts[1::2], strict=False))
     one = segment(spans, length=64, text=text, top=top)
     assert same(segment_of(segment_row(one), Unpacker()), one)
 
 
-def test_rollouts_come_back_whole_with_their_task(tmp_path: Path) -> None:
+def test_rollouts_are_restored_with_their_task(tmp_path: Path) -> None:
     played = rollout()
     written(tmp_path, group(played), step=7)
     with RolloutStore(tmp_path) as store:
@@ -127,7 +128,7 @@ def test_rollouts_come_back_whole_with_their_task(tmp_path: Path) -> None:
         assert store.task("task") == {"id": "task", "prompt": [{"role": "user", "content": "Go."}]}
 
 
-def test_what_a_step_computed_stands_beside_its_rollouts(tmp_path: Path) -> None:
+def test_a_steps_training_data_is_stored_with_its_rollouts(tmp_path: Path) -> None:
     played = rollout()
     logprobs = played.segments[0].logprobs[played.segments[0].sampled] - np.float32(0.25)
     with RolloutWriter(tmp_path) as writer:
@@ -143,7 +144,7 @@ def test_what_a_step_computed_stands_beside_its_rollouts(tmp_path: Path) -> None
     assert gaps == pytest.approx((0.25, 0.25))
 
 
-def test_the_worst_and_the_best_leave_failed_rollouts_out_and_failed_ones_are_asked_for(tmp_path: Path) -> None:
+def test_worst_and_best_exclude_failed_rollouts_which_have_their_own_query(tmp_path: Path) -> None:
     written(tmp_path, group(rollout("a/0", 0.5), rollout("a/1", None), rollout("a/2", -1.0), rollout("a/3", 2.0)))
     with RolloutStore(tmp_path) as store:
         ids = {order: [f.rollout.rollout_id for f in store.find(order=order)] for order in ("worst", "best")}
@@ -153,13 +154,13 @@ def test_the_worst_and_the_best_leave_failed_rollouts_out_and_failed_ones_are_as
 
 
 @pytest.mark.parametrize(("asked", "found"), [("a/1", ["a/1"]), ("b", ["b/0"]), ("1", ["a/0"]), ("c", [])])
-def test_a_rollout_is_found_by_its_id_its_task_or_its_number(tmp_path: Path, asked: str, found: list[str]) -> None:
+def test_a_rollout_is_found_by_id_task_or_number(tmp_path: Path, asked: str, found: list[str]) -> None:
     written(tmp_path, group(rollout("a/0"), rollout("a/1")), group(rollout("b/0")))
     with RolloutStore(tmp_path) as store:
         assert [f.rollout.rollout_id for f in store.find(ids=[asked])] == found
 
 
-def test_a_resumed_run_drops_the_rollouts_of_steps_that_are_done_again(tmp_path: Path) -> None:
+def test_a_resumed_run_drops_the_rollouts_of_repeated_steps(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         for step in range(4):
             writer.add([group(rollout(f"t{step}/0"))], step=step)
@@ -170,7 +171,7 @@ def test_a_resumed_run_drops_the_rollouts_of_steps_that_are_done_again(tmp_path:
         assert [f.rollout.rollout_id for f in store.find()] == ["t0/0", "t1/0", "held/0", "again/0"]
 
 
-def test_a_store_is_read_while_it_is_written(tmp_path: Path) -> None:
+def test_a_store_can_be_read_while_it_is_written(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0"))], step=0)
         writer.flush()
@@ -198,7 +199,7 @@ with RolloutWriter(Path(sys.argv[1])) as writer:
 """
 
 
-def test_a_killed_run_leaves_every_rollout_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_every_rollout_complete_or_absent(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)],
@@ -215,7 +216,7 @@ def test_a_killed_run_leaves_every_rollout_whole_or_not_at_all(tmp_path: Path) -
     assert all(same(f.rollout, rollout(f.rollout.rollout_id)) for f in found)
 
 
-def test_where_the_disk_refuses_the_run_goes_on_and_what_was_lost_is_counted(
+def test_if_the_disk_refuses_writes_the_run_continues_and_counts_the_losses(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RolloutWriter(tmp_path) as writer:
@@ -234,11 +235,11 @@ def test_where_the_disk_refuses_the_run_goes_on_and_what_was_lost_is_counted(
 
 class OddTask(Task):
     value: Any = None
-    """Anything, also what JSON has no form for."""
+    """A task with a field of any type, including types that JSON lacks."""
 
 
 @pytest.mark.parametrize("value", [b"\xff\xfe", len, object(), {(1, 2): "keys of a tuple"}, {"a set"}])
-def test_a_task_that_json_cannot_hold_is_not_kept_as_another_one_and_takes_no_rollout_with_it(
+def test_a_task_without_a_json_form_is_not_stored_but_its_rollouts_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, value: object
 ) -> None:
     odd = OddTask(id="a", prompt=(Message(role="user", content="Go."),), value=value)
@@ -251,7 +252,7 @@ def test_a_task_that_json_cannot_hold_is_not_kept_as_another_one_and_takes_no_ro
     assert "task 'a' could not be written, but its rollouts are stored: ValueError: OddTask.value" in caplog.text
 
 
-def test_half_a_character_in_a_task_is_kept(tmp_path: Path) -> None:
+def test_a_lone_surrogate_in_a_task_is_stored(tmp_path: Path) -> None:
     odd = OddTask(id="a", prompt=(Message(role="user", content="Go."),), value="\ud800")
     with RolloutWriter(tmp_path) as writer:
         writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=0)
@@ -259,7 +260,7 @@ def test_half_a_character_in_a_task_is_kept(tmp_path: Path) -> None:
         assert store.task("a") == {"id": "a", "prompt": [{"role": "user", "content": "Go."}], "value": "\ud800"}
 
 
-def test_a_task_that_cannot_be_written_is_said_once_and_its_rollouts_are_written(
+def test_an_unwritable_task_is_logged_once_and_its_rollouts_are_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     circle: list[object] = []
@@ -274,7 +275,7 @@ def test_a_task_that_cannot_be_written_is_said_once_and_its_rollouts_are_written
         assert (len(store), store.task("a")) == (2, None)
 
 
-def test_lone_surrogates_in_names_are_escaped_and_the_rollout_is_found_by_them(tmp_path: Path) -> None:
+def test_lone_surrogates_in_names_are_escaped_and_still_found(tmp_path: Path) -> None:
     played = replace(rollout("a/0"), rollout_id="a\ud800/0", stop_reason="bad\ud800reason")
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(played)], phase="p\ud800", step=0)
@@ -287,7 +288,7 @@ def test_lone_surrogates_in_names_are_escaped_and_the_rollout_is_found_by_them(t
     assert found.advantages == ((0.5, -0.5),)
 
 
-def test_where_the_cut_fails_it_is_said_and_a_later_refusal_is_said_too(
+def test_a_failed_cut_and_a_later_failed_write_are_both_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     written(tmp_path, group(rollout("a/0")), step=3)
@@ -303,7 +304,7 @@ def test_where_the_cut_fails_it_is_said_and_a_later_refusal_is_said_too(
 
 
 @pytest.mark.parametrize("bytes_of_it", [b"no database" * 99, b"SQLite format 3\0" + b"\1" * 84])
-def test_a_torn_store_is_named_with_what_to_do_before_the_run_starts(tmp_path: Path, bytes_of_it: bytes) -> None:
+def test_a_corrupt_store_is_named_with_the_fix_before_the_run_starts(tmp_path: Path, bytes_of_it: bytes) -> None:
     (tmp_path / FILE).write_bytes(bytes_of_it)
     with (
         pytest.raises(StoreError, match=f"{FILE}: this rollout store cannot be opened .* out of the folder"),
@@ -312,14 +313,14 @@ def test_a_torn_store_is_named_with_what_to_do_before_the_run_starts(tmp_path: P
         pass
 
 
-def test_a_file_with_other_tables_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_a_file_with_other_tables_is_named_with_the_fix(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / FILE) as other:
         other.execute("CREATE TABLE rollouts (a)")
     with pytest.raises(StoreError, match=r"no such column: step.*out of the folder"), RolloutWriter(tmp_path):
         pass
 
 
-def test_a_locked_store_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_store_is_named_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.0)
     other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
@@ -328,7 +329,7 @@ def test_a_locked_store_is_named_with_what_to_do(tmp_path: Path, monkeypatch: py
     other.close()
 
 
-def test_writers_that_open_at_once_wait_for_each_other(tmp_path: Path) -> None:
+def test_writers_that_open_concurrently_wait_for_each_other(tmp_path: Path) -> None:
     def write(number: int) -> int:
         with RolloutWriter(tmp_path, done=9) as writer:
             writer.add([group(rollout(f"t{number}/0"))], step=0)
@@ -340,7 +341,7 @@ def test_writers_that_open_at_once_wait_for_each_other(tmp_path: Path) -> None:
         assert len(store) == 8
 
 
-def test_a_rollout_whose_bytes_are_damaged_is_named(tmp_path: Path) -> None:
+def test_a_rollout_with_damaged_bytes_is_named(tmp_path: Path) -> None:
     written(tmp_path, group(rollout("a/0")))
     with sqlite3.connect(tmp_path / FILE) as other:
         other.execute("UPDATE segments SET messages = x'00'")
@@ -372,7 +373,7 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("odd", ["text", None, 7])
-def test_what_is_no_message_is_named_by_its_field(tmp_path: Path, field: Sequence[Any], said: str, odd: Any) -> None:
+def test_an_invalid_message_is_named_by_field(tmp_path: Path, field: Sequence[Any], said: str, odd: Any) -> None:
     written(tmp_path, group(rollout("a/0")))
     with sqlite3.connect(tmp_path / FILE) as other:
         (blob,) = other.execute("SELECT messages FROM segments WHERE rollout = 1").fetchone()
@@ -386,7 +387,7 @@ def test_what_is_no_message_is_named_by_its_field(tmp_path: Path, field: Sequenc
 
 
 @pytest.mark.parametrize("calls", ["text", 7, {"function": {}}])
-def test_a_rollout_whose_calls_are_no_list_is_kept(tmp_path: Path, calls: Any) -> None:
+def test_a_rollout_whose_calls_are_not_a_list_is_stored(tmp_path: Path, calls: Any) -> None:
     played = rollout("a/0")
     turn = played.segments[0].turns[0]._replace(message={"role": "assistant", "content": ["x"], "tool_calls": calls})
     odd = replace(played.segments[0], turns=(turn, *played.segments[0].turns[1:]))
@@ -398,7 +399,7 @@ def test_a_rollout_whose_calls_are_no_list_is_kept(tmp_path: Path, calls: Any) -
 
 
 @pytest.mark.parametrize("call", [{"function": None}, {}, "text", {"function": {"name": None}}])
-def test_a_rollout_with_a_call_that_is_none_is_kept(tmp_path: Path, call: Any) -> None:
+def test_a_rollout_with_an_invalid_call_is_stored(tmp_path: Path, call: Any) -> None:
     played = rollout("a/0")
     turn = played.segments[0].turns[0]._replace(message={"role": "assistant", "content": "", "tool_calls": [call]})
     odd = replace(played.segments[0], turns=(turn, *played.segments[0].turns[1:]))
@@ -409,7 +410,7 @@ def test_a_rollout_with_a_call_that_is_none_is_kept(tmp_path: Path, call: Any) -
         assert [one.rollout.segments[0].turns[0].message["tool_calls"] for one in store.find()] == [[call]]
 
 
-def test_a_store_that_was_locked_for_a_while_loses_nothing_and_the_warning_says_so_and_a_later_loss_is_warned_of(
+def test_a_temporarily_locked_store_loses_nothing_and_a_later_loss_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
@@ -436,7 +437,7 @@ def test_a_store_that_was_locked_for_a_while_loses_nothing_and_the_warning_says_
     assert writer.lost == 1
 
 
-def test_of_more_rollouts_than_can_be_held_the_oldest_are_lost_and_counted(
+def test_if_too_many_rollouts_wait_the_oldest_are_lost_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)

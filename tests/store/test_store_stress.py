@@ -1,4 +1,4 @@
-"""The rollout store where it is hard on it: readers at work, a full disk, many rollouts, what cannot be written."""
+"""The rollout store under stress: concurrent readers, a full disk, many rollouts, and values that cannot be written."""
 
 import asyncio
 import sqlite3
@@ -21,7 +21,7 @@ from agentgym.types.rollout import Group, Rollout
 from tests.store.test_store import group, rollout, same, segment
 
 
-def test_two_readers_see_whole_rollouts_and_ever_more_of_them_while_one_writes(tmp_path: Path) -> None:
+def test_two_readers_see_only_complete_and_ever_more_rollouts_during_writes(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("t0/0"))], step=0)
         writer.flush()
@@ -41,7 +41,7 @@ def test_two_readers_see_whole_rollouts_and_ever_more_of_them_while_one_writes(t
 
 
 def read_on(folder: Path, counts: list[int], done: threading.Event) -> None:
-    """Read all there is, over and over, and once more when the writer is done; -1 for a rollout that is not whole."""
+    """Read everything repeatedly, and once more after the writer is done; count -1 if a rollout is incomplete."""
     with RolloutStore(folder) as store:
         last = False
         while not last:
@@ -51,7 +51,7 @@ def read_on(folder: Path, counts: list[int], done: threading.Event) -> None:
             counts.append(len(found) if whole else -1)
 
 
-def test_what_is_far_is_judged_by_the_rollouts_of_one_moment_while_others_are_written(tmp_path: Path) -> None:
+def test_outliers_are_judged_by_the_rollouts_of_one_moment_during_writes(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("t/0"))], step=0)
         writer.flush()
@@ -71,7 +71,7 @@ def test_what_is_far_is_judged_by_the_rollouts_of_one_moment_while_others_are_wr
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one megabyte."""
+    """Yield a folder on a one-megabyte disk."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False, capture_output=True
     )
@@ -84,13 +84,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def large(name: str) -> Rollout:
-    """A rollout of about 30 kB."""
+    """Return a rollout of about 30 kB."""
     rng = np.random.default_rng(len(name))
     return rollout(name, segments=(segment([(2, 8000)], length=8001, text=bytes(rng.bytes(99)).hex(), top=1 << 20),))
 
 
 @pytest.mark.slow
-def test_a_full_disk_stops_no_run_and_what_is_not_written_is_counted(
+def test_a_full_disk_does_not_stop_a_run_and_losses_are_counted(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RolloutWriter(small_disk) as writer:
@@ -105,7 +105,7 @@ def test_a_full_disk_stops_no_run_and_what_is_not_written_is_counted(
     assert len([record for record in caplog.records if "are lost so far" in record.message]) == 1
 
 
-def test_one_rollout_that_cannot_be_written_takes_no_other_with_it(
+def test_an_unwritable_rollout_affects_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     row = rows.rollout_row
@@ -124,7 +124,7 @@ def test_one_rollout_that_cannot_be_written_takes_no_other_with_it(
     assert "TypeError: no form for it" in caplog.text
 
 
-def test_what_json_has_no_form_for_is_kept_as_text(tmp_path: Path) -> None:
+def test_values_without_a_json_form_are_stored_as_text(tmp_path: Path) -> None:
     odd = rollout("a/0")
     object.__setattr__(odd, "metrics", {"score": np.float32(0.5)})
     object.__setattr__(odd, "failed_cases", {"where": Path("x")})
@@ -135,7 +135,7 @@ def test_what_json_has_no_form_for_is_kept_as_text(tmp_path: Path) -> None:
     assert (writer.lost, found.rollout.metrics, found.rollout.failed_cases) == (0, {"score": 0.5}, {"where": "x"})
 
 
-def test_a_store_that_is_taken_away_in_the_middle_stops_no_run(tmp_path: Path) -> None:
+def test_a_store_that_disappears_does_not_stop_the_run(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.flush()
         with sqlite3.connect(tmp_path / FILE) as other:
@@ -146,7 +146,7 @@ def test_a_store_that_is_taken_away_in_the_middle_stops_no_run(tmp_path: Path) -
     assert writer.lost == 2
 
 
-async def test_closing_it_does_not_hold_the_event_loop_up(tmp_path: Path) -> None:
+async def test_closing_does_not_block_the_event_loop(tmp_path: Path) -> None:
     gate = threading.Event()
 
     def late() -> Iterator[Any]:
@@ -155,13 +155,13 @@ async def test_closing_it_does_not_hold_the_event_loop_up(tmp_path: Path) -> Non
 
     async with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0"))], step=0)
-        writer.add_step(late(), step=0)  # the writer's thread waits here until the event loop lets it go
+        writer.add_step(late(), step=0)  # the writer's thread waits here until the event loop releases it
         asyncio.get_running_loop().call_soon(gate.set)
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
 
 
-async def test_a_cancellation_while_it_closes_waits_for_what_was_added(tmp_path: Path) -> None:
+async def test_a_cancelled_close_waits_for_the_added_rollouts(tmp_path: Path) -> None:
     gate, closing = threading.Event(), asyncio.Event()
 
     def late() -> Iterator[Any]:
@@ -185,7 +185,7 @@ async def test_a_cancellation_while_it_closes_waits_for_what_was_added(tmp_path:
 
 
 def stored(folder: Path, steps: int) -> Path:
-    """Store so many steps of a hundred rollouts each."""
+    """Store this many steps with a hundred rollouts each."""
     segments = (segment([(2, 40)], length=200),)
     with RolloutWriter(folder) as writer:
         for step in range(steps):
@@ -202,7 +202,7 @@ def stored(folder: Path, steps: int) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A thousand rollouts of ten steps."""
+    """Write a thousand rollouts in ten steps."""
     return stored(tmp_path_factory.mktemp("many"), 10)
 
 
@@ -219,7 +219,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_of_many_rollouts_a_few_are_found_by_an_index(many: Path, asked: dict[str, Any]) -> None:
+def test_selecting_a_few_of_many_rollouts_uses_an_index(many: Path, asked: dict[str, Any]) -> None:
     with RolloutStore(many) as store:
         assert len(store) == 1000
         connection = store._opened().connection
@@ -234,12 +234,12 @@ def test_of_many_rollouts_a_few_are_found_by_an_index(many: Path, asked: dict[st
         store.query = explained  # type: ignore[method-assign]
         list(store.find(**asked, limit=10))
     scans = [plan for plan in plans if plan.startswith(("SCAN rollouts", "SCAN segments")) and "INDEX" not in plan]
-    assert scans == (["SCAN rollouts"] if asked == {"order": "latest"} else [])  # backwards, and it stops at ten
+    assert scans == (["SCAN rollouts"] if asked == {"order": "latest"} else [])  # scans backwards and stops at ten
     assert not any("TEMP B-TREE FOR ORDER BY" in plan for plan in plans)
 
 
 @pytest.mark.slow
-def test_ten_thousand_rollouts_are_read_one_at_a_time(tmp_path: Path) -> None:
+def test_ten_thousand_rollouts_are_read_in_constant_memory(tmp_path: Path) -> None:
     with RolloutStore(stored(tmp_path, 100)) as store:
         tracemalloc.start()
         try:

@@ -1,4 +1,4 @@
-"""Pages of rollouts, and what became of tasks and failures: as if each rollout had been looked at by itself."""
+"""Pages of rollouts, and summaries of tasks and failures, compared with a look at each rollout by itself."""
 
 import math
 from collections import defaultdict
@@ -22,7 +22,7 @@ from tests.store.test_store import rollout
 
 
 def played(number: int) -> Rollout:
-    """One of many that differ in all that can be asked for."""
+    """Return one of many rollouts that differ in everything that filters can select."""
     reward = None if number % 7 == 3 else (number * 37 % 11) / 4 - 1
     made = rollout(f"{('nim', 'chase', 'nim-2')[number % 3]}/{number % 5}/{number // 5}", reward)
     name = made.rollout_id.rpartition("/")[0]
@@ -37,7 +37,7 @@ def played(number: int) -> Rollout:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps of ten groups each, and an evaluation."""
+    """Write a run with four steps of ten groups each, and an evaluation."""
     made = tmp_path_factory.mktemp("run")
     with RolloutWriter(made) as writer:
         for step in range(5):
@@ -61,7 +61,7 @@ def store(folder: Path) -> Iterator[RolloutStore]:
 
 
 def meets(row: TableRow, asked: Filters) -> bool:
-    """Whether a row meets the filters, looked at by itself."""
+    """Return whether a row, looked at by itself, meets the filters."""
     one = row.summary
     return all(
         [
@@ -101,7 +101,7 @@ FILTERS = st.lists(st.sampled_from([*ASKED]), unique=True, max_size=2).flatmap(
 
 
 def key(row: TableRow, sort: str) -> tuple[bool, Any]:
-    """What a row is sorted by; rows without a value come last."""
+    """Return a row's sort key; rows without a value come last."""
     names = {"task": "group_id", "stop": "stop_reason"}
     value = row.tool_errors if sort == "tool_errors" else getattr(row.summary, names.get(sort, sort))
     return value is None, value or 0 if value is None or isinstance(value, int | float) else value
@@ -115,7 +115,7 @@ def key(row: TableRow, sort: str) -> tuple[bool, Any]:
     offset=st.integers(0, 40),
     limit=st.integers(1, 60),
 )
-def test_a_page_has_the_rollouts_that_meet_every_filter_in_their_order(
+def test_a_page_has_the_rollouts_that_match_all_filters_in_order(
     folder: Path, asked: Filters, sort: str, descending: bool, offset: int, limit: int
 ) -> None:
     with RolloutStore(folder) as store:
@@ -129,7 +129,7 @@ def test_a_page_has_the_rollouts_that_meet_every_filter_in_their_order(
     assert rows == [*ordered, *without][offset : offset + limit]
 
 
-def test_a_page_and_its_total_are_of_one_moment_whatever_is_written_meanwhile(tmp_path: Path) -> None:
+def test_a_page_and_its_total_are_from_the_same_moment(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.add([Group(group_id="a", rollouts=(rollout("a/0"),))], step=0)
         writer.flush()
@@ -148,7 +148,7 @@ def test_a_page_and_its_total_are_of_one_moment_whatever_is_written_meanwhile(tm
     assert total == len(rows)
 
 
-def test_a_row_counts_the_calls_and_the_failed_ones(tmp_path: Path, store: RolloutStore) -> None:
+def test_a_row_counts_the_calls_and_the_failed_calls(tmp_path: Path, store: RolloutStore) -> None:
     by_id = {played(number).rollout_id: played(number).metrics["tool_errors"] for number in range(125)}
     rows = rows_of(store, Filters())
     assert {row.summary.rollout_id: row.tool_errors for row in rows} == by_id
@@ -167,7 +167,9 @@ def test_a_row_counts_the_calls_and_the_failed_ones(tmp_path: Path, store: Rollo
 
 @pytest.mark.parametrize("sort", TASK_SORTS)
 @pytest.mark.parametrize("phase", [None, "train"])
-def test_tasks_have_the_means_of_their_first_and_last_visits(store: RolloutStore, sort: str, phase: str | None) -> None:
+def test_tasks_have_mean_rewards_of_their_first_and_last_visits(
+    store: RolloutStore, sort: str, phase: str | None
+) -> None:
     total, rows = task_rows(store, phase=phase, sort=sort, descending=True, offset=0, limit=100)
     assert total == len(rows) == len({row["task"] for row in rows})
     for row in rows:
@@ -202,7 +204,7 @@ def test_the_visits_of_a_task_have_each_attempt_at_its_step(store: RolloutStore)
     assert visits(store, "nix") == []
 
 
-def test_failures_of_one_line_of_code_are_one_kind_whatever_their_text(store: RolloutStore) -> None:
+def test_failures_at_the_same_line_are_one_kind_whatever_their_text(store: RolloutStore) -> None:
     kinds = failure_kinds(store)
     failed = rows_of(store, Filters(failed=True))
     assert len(kinds) == 2
@@ -212,7 +214,9 @@ def test_failures_of_one_line_of_code_are_one_kind_whatever_their_text(store: Ro
     assert kinds[0].count >= kinds[1].count
 
 
-def test_of_very_many_failures_the_latest_are_looked_at(store: RolloutStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_of_very_many_failures_are_grouped(
+    store: RolloutStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("agentgym.store.overview.MOST_FAILURES", 3)
     failed = [row.summary.number for row in rows_of(store, Filters(failed=True))]
     assert sorted(number for kind in failure_kinds(store) for number in kind.numbers) == failed[-3:]
@@ -232,7 +236,7 @@ def test_a_histogram_counts_every_reward_once(store: RolloutStore, bins: int) ->
     assert not math.isnan(low)
 
 
-def test_the_advantages_of_a_group_are_those_of_its_trained_rollouts(store: RolloutStore) -> None:
+def test_a_groups_advantages_are_those_of_its_trained_rollouts(store: RolloutStore) -> None:
     found = group_advantages(store, list(range(1, 26)))
     rows = {row.summary.number: row.summary.rollout_id for row in rows_of(store, Filters())}
     trained = {played(number).rollout_id: number / 4 for number in range(0, 25, 2)}

@@ -1,4 +1,4 @@
-"""The vocabulary of a store: the bytes of each token id that occurs, kept once, and shown without the model."""
+"""A store's vocabulary: the bytes of each token id that occurs, stored once, and displayed without the model."""
 
 import shutil
 import sqlite3
@@ -18,7 +18,7 @@ from tests.store.test_store import group, rollout
 
 
 class Names:
-    """Token bytes, and what was asked for."""
+    """Gives token bytes, and records the requested ids."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -29,7 +29,7 @@ class Names:
 
 
 def spoken(name: str, ids: Sequence[int], model: str = "") -> Rollout:
-    """A rollout of one segment of these ids, none of them sampled."""
+    """Return a rollout of one segment with these ids, none of them sampled."""
     made = Segment(
         index=0,
         parent=None,
@@ -44,7 +44,7 @@ def spoken(name: str, ids: Sequence[int], model: str = "") -> Rollout:
     return rollout(name, segments=(made,))
 
 
-def test_a_copied_store_names_its_tokens_without_the_model(tmp_path: Path) -> None:
+def test_a_copied_store_has_its_token_texts_without_the_model(tmp_path: Path) -> None:
     (run := tmp_path / "run").mkdir()
     with RolloutWriter(run, token_bytes=Names()) as writer:
         writer.add([group(spoken("a/0", [5, 70_000, 5, 13]))], step=0)
@@ -56,7 +56,7 @@ def test_a_copied_store_names_its_tokens_without_the_model(tmp_path: Path) -> No
         assert store.token_bytes("stranger", [5]) == {}
 
 
-def test_an_id_is_asked_for_once_also_by_a_run_that_is_resumed(tmp_path: Path) -> None:
+def test_a_token_id_is_looked_up_once_even_by_a_resumed_run(tmp_path: Path) -> None:
     names = Names()
     with RolloutWriter(tmp_path, token_bytes=names) as writer:
         writer.add([group(spoken("a/0", [1, 2, 2]), spoken("a/1", [2, 3])), group(spoken("b/0", [3, 1]))], step=0)
@@ -71,7 +71,7 @@ def test_an_id_is_asked_for_once_also_by_a_run_that_is_resumed(tmp_path: Path) -
         assert sorted(store.token_bytes("", range(10))) == [1, 2, 3, 4]
 
 
-def test_the_bytes_of_rollouts_that_could_not_be_written_are_kept_with_the_next_ones(tmp_path: Path) -> None:
+def test_token_bytes_that_could_not_be_written_are_stored_with_later_rollouts(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
         writer.flush()
         with sqlite3.connect(tmp_path / FILE) as other:
@@ -86,7 +86,7 @@ def test_the_bytes_of_rollouts_that_could_not_be_written_are_kept_with_the_next_
         assert sorted(store.token_bytes("", range(10))) == [2, 3]
 
 
-def test_a_tokenizer_that_fails_costs_no_rollout_and_is_warned_of_once(
+def test_a_failing_tokenizer_loses_no_rollout_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(model: str, ids: Sequence[int]) -> Mapping[int, bytes]:
@@ -104,7 +104,7 @@ def test_a_tokenizer_that_fails_costs_no_rollout_and_is_warned_of_once(
         assert len(store) == 4
 
 
-def test_ids_that_no_vocabulary_has_take_no_memory(tmp_path: Path) -> None:
+def test_ids_outside_the_vocabulary_take_no_memory(tmp_path: Path) -> None:
     names = Names()
     with RolloutWriter(tmp_path, token_bytes=names) as writer:
         writer.add([group(spoken("a/0", [7, 2**31 - 1]))], step=0)
@@ -112,7 +112,7 @@ def test_ids_that_no_vocabulary_has_take_no_memory(tmp_path: Path) -> None:
     assert (writer.lost, names.asked) == (0, [7])
 
 
-def test_a_store_of_an_earlier_version_is_refused_by_its_version(tmp_path: Path) -> None:
+def test_a_store_of_an_earlier_version_is_refused_with_the_version(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0"))], step=0)
     with sqlite3.connect(tmp_path / FILE) as old:
@@ -135,7 +135,7 @@ def test_a_store_of_an_earlier_version_is_refused_by_its_version(tmp_path: Path)
         (b"", ""),
     ],
 )
-def test_bytes_that_are_no_whole_character_are_shown_as_their_hex(given: bytes, shown: str) -> None:
+def test_incomplete_characters_are_shown_as_hex(given: bytes, shown: str) -> None:
     assert shown_token(given) == shown
 
 
@@ -147,7 +147,7 @@ def test_every_byte_of_a_token_is_shown(given: bytes) -> None:
     assert read == given or "⟨".encode() in given or "⟩".encode() in given
 
 
-def test_a_new_store_has_the_bytes_of_ids_that_a_lost_one_had(tmp_path: Path) -> None:
+def test_a_recreated_store_has_the_token_bytes_of_the_lost_one(tmp_path: Path) -> None:
     (now := tmp_path / "now").mkdir()
     (now / f".{FILE}-new").write_text("no store, so that none can be copied there")
     with RolloutWriter(tmp_path, token_bytes=Names()) as writer:

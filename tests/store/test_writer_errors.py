@@ -1,4 +1,4 @@
-"""A writer of a store whose thread meets errors: it goes on, says what is lost, and nobody waits for ever."""
+"""A store's writer whose thread meets errors: it continues, logs the losses, and never blocks a caller forever."""
 
 import errno
 import shutil
@@ -24,7 +24,7 @@ def steps_that(error: Exception) -> Iterator[Trained]:
 
 @pytest.mark.parametrize("error", [KeyError("none"), OSError(errno.ENOSPC, "No space left on device")])
 @pytest.mark.parametrize("held", [False, True])
-def test_a_step_that_cannot_be_computed_is_said_and_holds_nothing_up(
+def test_a_failing_step_job_is_logged_and_blocks_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, held: bool, error: Exception
 ) -> None:
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
@@ -43,7 +43,7 @@ def test_a_step_that_cannot_be_computed_is_said_and_holds_nothing_up(
     assert writer.lost == 0
 
 
-def test_what_a_step_computed_outlives_a_disk_that_fills_in_the_middle_of_it(
+def test_a_steps_data_survives_a_disk_that_fills_up_while_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fills(connection: sqlite3.Connection, job: StepJob) -> None:
@@ -61,7 +61,7 @@ def test_what_a_step_computed_outlives_a_disk_that_fills_in_the_middle_of_it(
         assert [of.advantages for of in store.find()] == [((0.5, -0.5),)]
 
 
-def test_a_store_whose_new_folder_is_a_file_holds_nothing_up_and_counts_what_is_lost(tmp_path: Path) -> None:
+def test_a_store_whose_new_folder_is_a_file_blocks_nothing_and_counts_losses(tmp_path: Path) -> None:
     (folder := tmp_path / "run").mkdir()
     with RolloutWriter(folder) as writer:
         writer.add([group(rollout("a/0"))], step=0)
@@ -75,7 +75,7 @@ def test_a_store_whose_new_folder_is_a_file_holds_nothing_up_and_counts_what_is_
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_rollouts_given_to_a_thread_that_has_died_are_counted_and_flush_returns(
+def test_rollouts_added_after_the_thread_died_are_counted_and_flush_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_: object, **__: object) -> None:
@@ -90,7 +90,7 @@ def test_rollouts_given_to_a_thread_that_has_died_are_counted_and_flush_returns(
     assert writer.lost == 2
 
 
-def test_no_groups_that_are_refused_hold_nothing_up(tmp_path: Path) -> None:
+def test_adding_no_groups_after_an_error_does_not_block(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.flush()
         writer.vocabulary.add = None  # type: ignore[method-assign, assignment]

@@ -71,13 +71,13 @@ SIZES: dict[str, Any] = {
     "n_groups": 2,
     "n_mamba_heads": 2,
 }
-"""Small values of the settings that families have; each takes those that it knows."""
+"""Small values for the families' settings; each family uses those that it has."""
 
 LAYER_SETTINGS = ("layer_types", "layers_block_type", "block_types", "mlp_layer_types")
 
 
 ROPE = {"rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 8}
-"""Scaled rotary positions that begin to differ at the ninth token."""
+"""Scaled rotary positions that start to differ at the ninth token."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
@@ -211,7 +211,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral, no window": {"sliding_window": None},
     "llama, biases": {"attention_bias": True, "mlp_bias": True},
 }
-"""The families by transformers' model type, some with changed settings; what stands behind a comma is a remark."""
+"""The families by transformers' model type, some with changed settings; text after a comma is a remark."""
 FAMILIES_SHARDED = (
     "qwen2",
     "qwen3",
@@ -226,11 +226,11 @@ FAMILIES_SHARDED = (
     "deepseek_v3",
     "granitemoehybrid",
 )
-"""Families that two processes train, too."""
+"""Families that are also trained on two processes."""
 
 
 def make_config(kind: str, changes: dict[str, Any]) -> Any:
-    """Return a small config of this family, with these changes of it or of its text config."""
+    """Return a small config for this family, with these changes to it or to its text config."""
     from transformers import AutoConfig
 
     kind_class = type(AutoConfig.for_model(kind))
@@ -267,14 +267,14 @@ def _small(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fixed(config: Any) -> set[str]:
-    """Return the settings of a config that follow from others."""
+    """Return the settings of a config that are derived from others."""
     kind = type(config)
     named = {name: kind.attribute_map.get(name, name) for name in (*SIZES, *LAYER_SETTINGS)}
     return {name for name, real in named.items() if isinstance(getattr(kind, real, None), property)}
 
 
 def build(name: str) -> Any:
-    """Return a random model of this family, in which every part has an effect."""
+    """Return a random model of this family in which every part has an effect."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -286,7 +286,7 @@ def build(name: str) -> Any:
 
 
 def samples() -> list[Sample]:
-    """Return samples of different lengths that share prefixes, one of which begins like no other."""
+    """Return samples of different lengths that share prefixes, except for one."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(3, VOCAB - 2, 5)
     rows = []

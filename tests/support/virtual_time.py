@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class _Jump(selectors.SelectSelector):
-    """Instead of waiting for a timer, moves the clock to it; without a timer it waits for real."""
+    """Moves the clock to the next timer instead of waiting for it; without a timer, it really waits."""
 
     now = 0.0
 
@@ -31,11 +31,11 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._jump.now
 
     def advance(self, seconds: float) -> None:
-        """Move the clock by what work takes that does not wait."""
+        """Advance the clock by the duration of work that doesn't wait."""
         self._jump.now += seconds
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, where `loop.time()` starts at 0 and only timers move it; not for work in threads."""
+    """Run like `asyncio.run`, but `loop.time()` starts at 0 and only timers move it; not for work in threads."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""What env tests stand on: the byte tokenizer, the script, the fake sandbox, and the contract check."""
+"""The building blocks of env tests: the byte tokenizer, the script, the fake sandbox, and the contract check."""
 
 import asyncio
 from pathlib import Path
@@ -20,17 +20,17 @@ MARKS = st.sampled_from(["<|im_start|>", "<|im_end|>", "<tool_call>", "\n"])
 
 
 @given(st.lists(st.text() | MARKS).map("".join))
-def test_decoding_what_was_encoded_gives_it_back(text: str) -> None:
+def test_encoding_and_decoding_round_trips(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
 @given(st.lists(st.integers(0, 127) | st.just(ByteTokenizer.END)))
-def test_ids_of_plain_characters_survive_decoding(ids: list[int]) -> None:
+def test_ids_of_plain_characters_survive_a_round_trip(ids: list[int]) -> None:
     assert TOKENIZER.encode(TOKENIZER.decode(ids)) == ids or "<|im_" in TOKENIZER.decode([i for i in ids if i < 128])
 
 
 @given(st.lists(st.integers(0, ByteTokenizer.vocabulary - 1)))
-def test_any_ids_of_the_vocabulary_are_read_without_an_error(ids: list[int]) -> None:
+def test_any_ids_of_the_vocabulary_can_be_parsed(ids: list[int]) -> None:
     assert TOKENIZER.parse(TOKENIZER.decode(ids), [])["role"] == "assistant"
 
 
@@ -38,7 +38,7 @@ arguments = st.dictionaries(st.text(), st.none() | st.integers() | st.text())
 
 
 @given(st.lists(st.tuples(st.text(min_size=1), arguments), min_size=1, max_size=3))
-def test_calls_that_were_written_are_read_back(named: list[tuple[str, dict[str, Any]]]) -> None:
+def test_written_calls_are_parsed_back(named: list[tuple[str, dict[str, Any]]]) -> None:
     made = calls(*named)
     if not any(mark in str(named) for mark in ("</tool_call>", "<|im_")):
         text = TOKENIZER.render([made], [], generation=False)
@@ -46,13 +46,13 @@ def test_calls_that_were_written_are_read_back(named: list[tuple[str, dict[str, 
         assert TOKENIZER.parse(body, [])["tool_calls"] == made["tool_calls"]
 
 
-def test_json_too_deep_to_read_is_a_malformed_call() -> None:
+def test_json_that_is_too_deep_to_parse_is_a_malformed_call() -> None:
     read = TOKENIZER.parse("<tool_call>\n" + "[" * 5000 + "\n</tool_call>", [])
     assert read["tool_calls"][0]["function"] == {"name": "", "arguments": "[" * 5000}
 
 
 class Secret(ag.ToolEnv[ag.Task]):
-    """The secret is in the sandbox; naming it is worth 1."""
+    """The secret is in the sandbox; naming it earns 1."""
 
     sandbox_spec = ag.AnySandbox()
 
@@ -72,7 +72,7 @@ class Secret(ag.ToolEnv[ag.Task]):
 ORACLE = [call("look"), say("swordfish")]
 
 
-async def test_each_rollout_plays_the_script_from_its_start(sandboxes: FakeSandboxPool) -> None:
+async def test_each_rollout_starts_the_script_at_its_beginning(sandboxes: FakeSandboxPool) -> None:
     engine = Scripted(ORACLE)
     rollout = await run_groups(Secret, [TASK], engine, n=3, sandboxes=sandboxes)
     assert [r.reward for r in rollout.rollouts] == [1.0, 1.0, 1.0]
@@ -80,7 +80,7 @@ async def test_each_rollout_plays_the_script_from_its_start(sandboxes: FakeSandb
     assert again.reward == 1.0
 
 
-async def test_a_script_that_is_too_short_fails_the_rollout_and_says_so(sandboxes: FakeSandboxPool) -> None:
+async def test_a_script_that_is_too_short_fails_the_rollout_with_the_reason(sandboxes: FakeSandboxPool) -> None:
     rollout = await ag.rollout(Secret, TASK, Scripted(ORACLE[:1]), sandboxes=sandboxes)
     assert rollout.error == "EngineError: the script has 1 replies, but the env requested one more"
 
@@ -92,7 +92,7 @@ async def test_a_script_may_be_a_function_of_the_text(sandboxes: FakeSandboxPool
     assert (await ag.rollout(Secret, TASK, Scripted(reads), sandboxes=sandboxes)).reward == 1.0
 
 
-async def test_a_script_is_cut_at_the_token_limit() -> None:
+async def test_a_script_is_truncated_at_the_token_limit() -> None:
     spoken = await Scripted([say("12345")]).generate([1], session="r/0", max_tokens=3, sampling=ag.Sampling(), seed=0)
     assert (spoken.token_ids.tolist(), spoken.finish_reason) == ([49, 50, 51], "length")
 
@@ -108,7 +108,7 @@ async def test_the_namespace_of_a_fake_sandbox_lasts_until_it_is_reset() -> None
     assert (failed.status, failed.exit_code, failed.ok) == ("error", 1, False)
 
 
-async def test_code_in_a_fake_sandbox_calls_plain_and_async_functions_of_the_host() -> None:
+async def test_code_in_a_fake_sandbox_can_call_plain_and_async_host_functions() -> None:
     opened = asyncio.Event()
 
     async def slow(value: int) -> int:
@@ -120,7 +120,7 @@ async def test_code_in_a_fake_sandbox_calls_plain_and_async_functions_of_the_hos
     assert opened.is_set()
 
 
-async def test_what_a_function_of_the_host_raises_is_raised_in_the_code() -> None:
+async def test_exceptions_of_host_functions_are_raised_in_the_code() -> None:
     def refuse() -> None:
         raise LookupError("no")
 
@@ -128,7 +128,7 @@ async def test_what_a_function_of_the_host_raises_is_raised_in_the_code() -> Non
     assert (await FakeSandbox().python(code, functions={"refuse": refuse})).stdout == "caught no\n"
 
 
-async def test_the_files_of_a_fake_sandbox_are_bytes_in_folders() -> None:
+async def test_files_of_a_fake_sandbox_are_bytes_in_folders() -> None:
     sandbox = FakeSandbox(files={"kept": b"\xff"})
     await sandbox.write({"a/b.txt": "é", "./a/c/d": "", "e": "1"})
     assert await sandbox.read("a/b.txt") == "é".encode()
@@ -142,7 +142,7 @@ async def test_the_files_of_a_fake_sandbox_are_bytes_in_folders() -> None:
     assert await sandbox.list() == ["kept"]
 
 
-async def test_the_shell_of_a_fake_sandbox_answers_what_it_was_told_and_nothing_else() -> None:
+async def test_the_shell_of_a_fake_sandbox_only_knows_the_given_commands() -> None:
     sandbox = FakeSandbox({"ls": "a\n"})
     assert (await sandbox.exec("ls")).stdout == "a\n"
     assert (await FakeSandbox(str.upper).exec("ls")).stdout == "LS"
@@ -153,7 +153,7 @@ async def test_the_shell_of_a_fake_sandbox_answers_what_it_was_told_and_nothing_
     assert sandbox.log == ["ls", "rm"]
 
 
-async def test_a_lease_is_given_back_also_on_an_error() -> None:
+async def test_a_sandbox_is_returned_even_on_an_error() -> None:
     pool = FakeSandboxPool()
 
     async def fail() -> None:
@@ -167,7 +167,7 @@ async def test_a_lease_is_given_back_also_on_an_error() -> None:
 
 
 class Generous(Secret):
-    """Pays the no-op too."""
+    """Rewards the no-op, too."""
 
     @ag.reward
     def thanks(self) -> float:
@@ -183,7 +183,7 @@ class Touchy(Secret):
 
 
 class Stubborn(Secret):
-    """Goes on when it is cancelled."""
+    """Continues when it is cancelled."""
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         try:
@@ -194,7 +194,7 @@ class Stubborn(Secret):
 
 
 class Moody(Secret):
-    """Asks something else each time, whatever the seed."""
+    """Has a different prompt each time, whatever the seed."""
 
     asked = 0
 
@@ -208,19 +208,19 @@ class Moody(Secret):
     ("env", "why"),
     [(Generous, "no-op: reward 1.0 >= 1.0"), (Touchy, "malformed call"), (Stubborn, "cancel"), (Moody, "seed")],
 )
-async def test_the_contract_refuses_an_env_that_breaks_it(
+async def test_check_env_rejects_an_env_that_breaks_the_contract(
     env: type[Secret], why: str, sandboxes: FakeSandboxPool
 ) -> None:
     with pytest.raises(AssertionError, match=f"\n{why}"):
         await check_env(env, TASK, oracle=ORACLE, sandboxes=sandboxes)
 
 
-async def test_the_contract_accepts_an_env_that_keeps_it(sandboxes: FakeSandboxPool) -> None:
+async def test_check_env_accepts_an_env_that_keeps_the_contract(sandboxes: FakeSandboxPool) -> None:
     await check_env(Secret, TASK, oracle=ORACLE, noop=NOOP, sandboxes=sandboxes)
     assert not sandboxes.leased
 
 
-async def test_the_contract_refuses_an_oracle_that_fails_or_falls_short(sandboxes: FakeSandboxPool) -> None:
+async def test_check_env_rejects_an_oracle_that_fails_or_scores_too_low(sandboxes: FakeSandboxPool) -> None:
     with pytest.raises(AssertionError, match=r"\noracle: the rollout failed: EngineError"):
         await check_env(Secret, TASK, oracle=[call("look")], sandboxes=sandboxes)
     with pytest.raises(AssertionError, match=r"\noracle: reward 0.0 < 1.0"):
@@ -238,7 +238,7 @@ async def test_the_contract_refuses_an_oracle_that_fails_or_falls_short(sandboxe
         ([{"role": "assistant"}], r"\[0\]: must be a reply"),
     ],
 )
-async def test_what_are_no_replies_is_refused_by_the_name_of_the_argument(replies: Any, why: str) -> None:
+async def test_invalid_replies_are_refused_by_the_arguments_name(replies: Any, why: str) -> None:
     with pytest.raises(TypeError, match=f"^replies{why}"):
         Scripted(replies)
     with pytest.raises(TypeError, match=f"^oracle{why}"):
@@ -247,18 +247,18 @@ async def test_what_are_no_replies_is_refused_by_the_name_of_the_argument(replie
         await check_env(Secret, TASK, oracle=ORACLE, noop=replies)
 
 
-async def test_a_noop_holds_a_reply() -> None:
+async def test_a_noop_needs_a_reply() -> None:
     with pytest.raises(TypeError, match=r"^noop: must have at least one reply"):
         await check_env(Secret, TASK, oracle=ORACLE, noop=[])
 
 
-async def test_a_policy_that_returns_no_reply_fails_its_rollout_in_words(sandboxes: FakeSandboxPool) -> None:
+async def test_a_policy_that_returns_no_reply_fails_its_rollout_with_a_reason(sandboxes: FakeSandboxPool) -> None:
     nothing: Any = lambda text: None  # noqa: E731
     rollout = await ag.rollout(Secret, TASK, Scripted(nothing), sandboxes=sandboxes)
     assert "return value of the replies function: must be a reply" in str(rollout.error)
 
 
-async def test_a_forked_fake_sandbox_goes_on_alone_with_files_and_names() -> None:
+async def test_a_forked_fake_sandbox_has_separate_files_and_names() -> None:
     sandbox = FakeSandbox(files={"f": "x"})
     await sandbox.python("import math\nx = [1]")
     async with await sandbox.fork() as branch:
@@ -270,7 +270,7 @@ async def test_a_forked_fake_sandbox_goes_on_alone_with_files_and_names() -> Non
     assert await sandbox.list() == ["f"]
 
 
-async def test_a_fake_sandbox_takes_files_and_gives_them_back(tmp_path: Path) -> None:
+async def test_a_fake_sandbox_accepts_and_returns_files(tmp_path: Path) -> None:
     sandbox = FakeSandbox(files={"d/a/f": "x"})
     await sandbox.get("d", tmp_path / "out")
     await sandbox.put(tmp_path / "out", "copy")
@@ -280,7 +280,7 @@ async def test_a_fake_sandbox_takes_files_and_gives_them_back(tmp_path: Path) ->
         await sandbox.get("none", tmp_path)
 
 
-def test_a_sample_is_made_from_its_ids_and_what_differs() -> None:
+def test_the_sample_helper_needs_only_ids_and_changed_fields() -> None:
     made = sample([5], [6, 7, 8], loss_mask=[True, False, True])
     assert (made.prompt_ids.tolist(), made.response_ids.tolist()) == ([5], [6, 7, 8])
     assert (made.loss_mask.tolist(), made.advantages.tolist()) == ([True, False, True], [1.0, 1.0, 1.0])

@@ -16,7 +16,7 @@ from pydantic import Field
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-"""One pixel."""
+"""An image of one pixel."""
 server = MCPServer("desk")
 noted: list[str] = []
 
@@ -86,11 +86,11 @@ def die() -> str:
 
 
 def serve_http() -> None:
-    """Serve at a free port, which is printed when connections are taken."""
+    """Serve at a free port, which is printed once it accepts connections."""
     import uvicorn
 
     listener = socket.create_server(("127.0.0.1", 0))
-    print(listener.getsockname()[1], flush=True)  # noqa: T201  The test reads it.
+    print(listener.getsockname()[1], flush=True)  # noqa: T201  read by the test
     uvicorn.Server(uvicorn.Config(server.streamable_http_app(), log_level="warning")).run(sockets=[listener])
 
 

@@ -1,4 +1,4 @@
-"""Types of tools' parameters: what pydantic cannot read is named, and a signature is read into a model once."""
+"""Types of tools' parameters: those that pydantic cannot read are named, and a signature becomes a model only once."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ def tool_env(function: Callable[..., Any]) -> type[ag.ToolEnv[ag.Task]]:
         (numbers, "parameter 'values': pydantic can't read the type numpy.ndarray: "),
         (nested, "parameter 'values': pydantic can't read the type list"),
         pytest.param(
-            pair, "parameter 'both': pydantic can't ", marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="")
+            pair,
+            "parameter 'both': pydantic can't ",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic reads it since Python 3.12"),
         ),
     ],
 )
-def test_a_type_that_pydantic_cannot_read_is_refused_with_its_tool_and_parameter_when_the_class_is_made(
+def test_a_type_that_pydantic_cannot_read_is_refused_when_the_class_is_created(
     function: Callable[..., Any], named: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^tool 'my_tool' of E: {named}"):
@@ -91,12 +93,12 @@ class Absent(Later):
         return ""
 
 
-async def test_a_type_that_is_defined_later_is_read_when_it_is_needed() -> None:
+async def test_a_type_that_is_defined_later_is_resolved_when_needed() -> None:
     assert (await ag.rollout(Later, TASK, Scripted([say("done")]))).reward == 1
     assert class_tools(Later)["keep"].bind({"note": {"text": "a"}})["note"] == Note(text="a")
 
 
-async def test_a_type_that_is_never_defined_fails_the_rollout_with_its_tool_and_parameter() -> None:
+async def test_a_type_that_is_never_defined_fails_the_rollout_by_tool_and_parameter() -> None:
     rollout = await ag.rollout(Absent, TASK, Scripted([say("done")]))
     assert rollout.error is not None
     assert "tool 'pay' of Absent: parameter 'price': its type 'Decimal' can't be resolved (NameError" in rollout.error
@@ -114,7 +116,7 @@ class App:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the models that are made from now on."""
+    """Return a list that collects the names of models created during the test."""
     names: list[str] = []
     create: Callable[..., Any] = pydantic.create_model
 
@@ -126,7 +128,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_the_methods_of_many_objects_share_the_models_and_each_is_called_on_its_own(made: list[str]) -> None:
+def test_methods_of_many_objects_share_models_and_run_on_their_own_objects(made: list[str]) -> None:
     tools = [tools_of(App(name))[0] for name in "abc"]
     assert len(made) <= 1
     assert [tool.call(**tool.bind({"at": ["x"]})) for tool in tools] == [f"{name}: ['x'] 1" for name in "abc"]
@@ -137,7 +139,7 @@ def test_the_methods_of_many_objects_share_the_models_and_each_is_called_on_its_
 
 
 def choosing(hint: Any, default: Any = None) -> Callable[..., Any]:
-    """A function that is made anew for each task, with other types."""
+    """Return a new function with this parameter type and default."""
 
     def choose(what: Any = default) -> str:
         """Choose."""
@@ -147,7 +149,7 @@ def choosing(hint: Any, default: Any = None) -> Callable[..., Any]:
     return choose
 
 
-def test_functions_of_one_code_that_differ_in_a_type_or_a_default_have_models_of_their_own(made: list[str]) -> None:
+def test_functions_that_share_code_but_differ_in_types_have_separate_models(made: list[str]) -> None:
     kinds = [
         (Literal["a", "b"], "a"),
         (Literal["c"], "c"),
@@ -166,7 +168,7 @@ def test_functions_of_one_code_that_differ_in_a_type_or_a_default_have_models_of
     assert len({id(tool) for tool in (tools_of(choosing(int), prefix=name)[0] for name in "xy")}) == 2
 
 
-def test_types_that_are_changed_on_the_function_itself_are_read_again() -> None:
+def test_changed_annotations_of_a_function_are_read_again() -> None:
     function = choosing(Literal["a"], "a")
     before = tools_of(function)[0]
     function.__annotations__["what"] = Literal["b"]

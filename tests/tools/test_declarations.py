@@ -1,4 +1,4 @@
-"""What an env class declares wrongly is refused when the class is made, by name, with what to write."""
+"""Wrong declarations in an env class are refused when the class is created, by name, with the correction."""
 
 import asyncio
 import functools
@@ -35,7 +35,7 @@ def env(**parts: Any) -> type[ag.ToolEnv[ag.Task]]:
 
 
 def fresh(function: Any) -> Any:
-    """A copy of the function: a decorator marks what it is put on."""
+    """Return a copy of the function, since a decorator modifies the function that it gets."""
     made = FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
     made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
     made.__dict__.update(function.__dict__)
@@ -103,14 +103,14 @@ def needs_answer(self: object, answer: str) -> float:
 @pytest.mark.parametrize(
     "name", ["answer", "task", "metrics", "step", "score", "close", "tools", "fork", "sandbox", "tool_failures"]
 )
-def test_a_tool_or_reward_that_the_envs_own_attributes_would_hide_is_refused(name: str) -> None:
+def test_a_tool_or_reward_hidden_by_the_envs_own_attributes_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"^tool '{name}' of Quiz: agentgym's own classes use .*@ag\.tool\(name="):
         env(**{name: tool(plain)})
     with pytest.raises(ValueError, match=rf"^reward '{name}' of Quiz: agentgym's own classes use '{name}'"):
         env(**{name: reward(plain)})
 
 
-def test_a_tool_may_be_called_answer_when_its_method_is_not() -> None:
+def test_a_tool_may_be_named_answer_if_its_method_is_not() -> None:
     made: type = env(hand_in=tool(plain, name="answer"))
     assert "answer" in class_tools(made)
 
@@ -131,7 +131,7 @@ def test_a_tool_may_be_called_answer_when_its_method_is_not() -> None:
         (tool(wrapped), "^tool 'look' of Quiz: is a plain generator"),
     ],
 )
-def test_a_tool_that_could_not_be_called_is_refused_when_the_class_is_made(part: Any, why: str) -> None:
+def test_a_tool_that_cannot_be_called_is_refused_when_the_class_is_created(part: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         env(look=part)
 
@@ -146,7 +146,7 @@ def test_a_tool_that_could_not_be_called_is_refused_when_the_class_is_made(part:
         (reward(yielding), "^reward 'right' of Quiz: is a generator"),
     ],
 )
-def test_a_reward_that_could_not_be_called_is_refused_when_the_class_is_made(part: Any, why: str) -> None:
+def test_a_reward_that_cannot_be_called_is_refused_when_the_class_is_created(part: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         env(right=part)
 
@@ -161,17 +161,17 @@ def test_a_reward_that_could_not_be_called_is_refused_when_the_class_is_made(par
         (None, "must be a method, got None; write `async def {}"),
     ],
 )
-def test_a_method_that_is_awaited_is_an_async_def(name: str, part: Any, why: str) -> None:
+def test_an_awaited_method_must_be_async(name: str, part: Any, why: str) -> None:
     with pytest.raises(ValueError, match=rf"^Quiz\.{name}: {why.format(name)}"):
         env(**{name: part})
 
 
-def test_an_env_without_tools_must_await_its_methods_too() -> None:
+def test_awaited_methods_of_an_env_without_tools_must_also_be_async() -> None:
     with pytest.raises(ValueError, match=r"^Bare\.step: is a plain `def`"):
         type("Bare", (ag.Env,), {"step": plain})
 
 
-def test_a_decorated_async_method_is_awaited_as_it_is() -> None:
+def test_a_decorated_async_method_is_accepted() -> None:
     async def close(self: object) -> None: ...
 
     @functools.wraps(close)
@@ -190,7 +190,7 @@ def test_a_decorated_async_method_is_awaited_as_it_is() -> None:
         (classmethod(fresh(Base.step)), "is an `async def`, but agentgym does not await it"),
     ],
 )
-def test_tasks_is_a_plain_method_of_the_class(part: Any, why: str) -> None:
+def test_tasks_must_be_a_plain_classmethod(part: Any, why: str) -> None:
     with pytest.raises(ValueError, match=rf"^Quiz\.tasks: {why}"):
         env(tasks=part)
 
@@ -201,23 +201,23 @@ def test_tasks_may_be_static_or_cached() -> None:
     assert env(tasks=classmethod(cached)).tasks("train") == [TASK]
 
 
-def test_tools_is_a_property() -> None:
+def test_tools_must_be_a_property() -> None:
     with pytest.raises(ValueError, match=r"^Quiz\.tools: is read, not called; write `@property` above `def tools"):
         env(tools=lambda self: [])
 
 
-def test_none_takes_a_tool_or_a_reward_of_a_base_away() -> None:
+def test_none_removes_an_inherited_tool_or_reward() -> None:
     bare: type = env(look=None, right=None)
     assert (class_tools(bare), rewards_of(bare)) == ({}, {})
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
+def test_two_tools_with_the_same_name_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^tool 'x' of Quiz: two methods have this name, 'a' and 'b'"):
         env(a=tool(plain, name="x"), b=tool(other, name="x"))
 
 
 @pytest.mark.parametrize("target", ["look", 0.5, property(plain), staticmethod(plain)])
-def test_a_decorator_on_anything_but_a_method_says_how_it_is_written(target: Any) -> None:
+def test_a_decorator_on_anything_but_a_method_shows_the_correct_form(target: Any) -> None:
     with pytest.raises(TypeError, match=r"^@ag\.tool: expected a method, got .*; write `@ag\.tool`"):
         ag.tool(target)
     with pytest.raises(TypeError, match=r"^@ag\.reward: expected a method, got .*`@ag\.reward\(weight=0\.5\)`"):
@@ -225,7 +225,7 @@ def test_a_decorator_on_anything_but_a_method_says_how_it_is_written(target: Any
 
 
 @pytest.mark.parametrize("weight", ["2", None, float("nan"), float("inf"), True])
-def test_a_weight_is_a_finite_number(weight: Any) -> None:
+def test_a_weight_must_be_a_finite_number(weight: Any) -> None:
     with pytest.raises(ValueError, match=r"^weight: must be a finite number, got "):
         ag.reward(weight=weight)
 
@@ -243,7 +243,7 @@ def test_a_weight_is_a_finite_number(weight: Any) -> None:
         ({"system": 3}, r"^Quiz\.system: must be text, got 3"),
     ],
 )
-def test_a_setting_of_the_wrong_kind_is_refused_when_the_class_is_made(parts: dict[str, Any], why: str) -> None:
+def test_a_setting_of_the_wrong_type_is_refused_when_the_class_is_created(parts: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         env(**parts)
 
@@ -264,7 +264,7 @@ def test_a_setting_of_the_wrong_kind_is_refused_when_the_class_is_made(parts: di
         ),
     ],
 )
-def test_a_misspelled_setting_is_refused_when_the_class_is_made(name: str, value: Any, said: str) -> None:
+def test_a_misspelled_setting_is_refused_when_the_class_is_created(name: str, value: Any, said: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(f'Quiz.{said}')}$"):
         env(**{name: value})
 
@@ -279,42 +279,42 @@ def test_a_misspelled_setting_is_refused_when_the_class_is_made(name: str, value
         {"big": ag.Docker(memory_mb=2048)},
     ],
 )
-def test_attributes_of_the_users_own_are_no_misspelled_settings(parts: dict[str, Any]) -> None:
+def test_users_own_attributes_are_not_taken_for_misspelled_settings(parts: dict[str, Any]) -> None:
     assert vars(env(**parts)).items() >= parts.items()
 
 
 @pytest.mark.parametrize("field", ["turns", "context_tokens", "turn_tokens", "tokens", "retries"])
 @pytest.mark.parametrize("value", ["3", 2.5, True, float("nan")])
-def test_a_limit_that_counts_is_a_whole_number(field: str, value: Any) -> None:
+def test_a_counting_limit_must_be_an_integer(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be a valid integer, got {value!r}"):
         ag.Limits(**{field: value})
 
 
-def test_only_the_limit_of_tokens_may_be_none() -> None:
+def test_only_the_token_limit_may_be_none() -> None:
     assert ag.Limits(tokens=None).tokens is None
     with pytest.raises(ValueError, match=r"^turns: must be a valid integer, got None"):
         ag.Limits(turns=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [None, "3", float("nan")])
-def test_the_limit_of_seconds_is_a_number(value: Any) -> None:
+def test_the_limit_of_seconds_must_be_a_number(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^seconds: must be a (valid|finite) number, got "):
         ag.Limits(seconds=value)
 
 
-def test_register_without_a_name_or_on_no_env_says_how_it_is_written() -> None:
+def test_register_without_a_name_or_an_env_shows_the_correct_form() -> None:
     with pytest.raises(TypeError, match=r'^register: needs a name, write `@ag\.register\("name"\)`'):
         ag.register(Base)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^register: 'fn' can only name an env class, got <function"):
         ag.register("fn")(plain)  # type: ignore[type-var]
 
 
-def test_an_instance_is_no_env() -> None:
+def test_an_instance_is_refused_as_an_env() -> None:
     with pytest.raises(ValueError, match=r"^env: must be an Env class or its name, got "):
         find_env(Base(TASK))  # type: ignore[arg-type]
 
 
-def test_an_env_without_any_reward_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_env_without_rewards_gives_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Unscored(ag.ToolEnv[ag.Task]):
         pass
 
@@ -324,7 +324,7 @@ def test_an_env_without_any_reward_says_so_once(caplog: pytest.LogCaptureFixture
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
-def test_an_env_that_scores_in_its_own_way_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_env_with_a_custom_score_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     async def score(self: Any) -> dict[str, float]:
         return {"own": 1.0}
 
@@ -333,7 +333,7 @@ def test_an_env_that_scores_in_its_own_way_is_not_blamed(caplog: pytest.LogCaptu
     assert caplog.records == []
 
 
-def test_a_tool_that_an_attribute_of_the_instance_hides_is_an_error_that_names_it() -> None:
+def test_a_tool_hidden_by_an_instance_attribute_is_an_error_that_names_it() -> None:
     class Hiding(Base):
         def __init__(self, task: ag.Task) -> None:
             super().__init__(task)
@@ -346,7 +346,7 @@ def test_a_tool_that_an_attribute_of_the_instance_hides_is_an_error_that_names_i
         asyncio.run(play())
 
 
-def test_a_sandbox_that_cannot_be_opened_is_refused_with_what_to_write() -> None:
+def test_an_invalid_sandbox_setting_is_refused_with_the_fix() -> None:
     with pytest.raises(
         ValueError, match=r"^Boxed\.sandbox_spec: must be a sandbox, such as `ag\.AnySandbox\(\)`, got 'docker'"
     ):

@@ -1,4 +1,4 @@
-"""Tools of an instance: the model is shown them, their arguments are checked, and forks and sub-agents have them."""
+"""Tools of an instance: the model sees them, their arguments are validated, and forks and sub-agents have them."""
 
 import asyncio
 import functools
@@ -42,7 +42,7 @@ async def add(a: int, b: int) -> int:
 
 
 def unchecked(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The check of a tool that takes anything."""
+    """Accept any arguments."""
     return arguments
 
 
@@ -97,13 +97,13 @@ def desk(*given: DynamicTool) -> type[Desk]:
 
 
 async def told(env: type[Desk], *script: Any) -> list[str]:
-    """The texts of the tools' messages behind the first turn of the root."""
+    """Return the texts of the tool messages after the root's first turn."""
     rollout = await ag.rollout(env, TASK, Scripted([*script, say("done")]))
     assert rollout.error is None
     return [message["content"] for message in rollout.segments[0].turns[0].env_messages]
 
 
-async def test_the_chat_template_is_shown_them_behind_those_of_the_class() -> None:
+async def test_the_chat_template_gets_dynamic_tools_after_those_of_the_class() -> None:
     shown: list[str] = []
 
     def reply(text: str) -> ag.Message:
@@ -117,13 +117,13 @@ async def test_the_chat_template_is_shown_them_behind_those_of_the_class() -> No
     assert last[-1].order == ["setup", "extra_tools"]
 
 
-async def test_plain_functions_run_in_a_thread_and_async_ones_in_the_loop(no_leaks: None) -> None:
+async def test_plain_functions_run_in_a_thread_and_async_ones_in_the_event_loop(no_leaks: None) -> None:
     env = desk(*tools_of(search, add))
     script = calls(("search", {"query": "cats"}), ("add", {"a": 1, "b": 2}), ("declared", {}))
     assert await told(env, script) == ["3 notes on cats, by agentgym-tool search", "3", "declared"]
 
 
-async def test_wrong_arguments_and_unknown_names_are_answered_as_for_declared_tools() -> None:
+async def test_wrong_arguments_and_unknown_names_get_the_same_messages_as_declared_tools() -> None:
     env = desk(*tools_of(search))
     script = calls(("search", {"n": 0}), ("search", {"query": "x", "m": 1}), ("serach", {}))
     assert await told(env, script) == [
@@ -150,7 +150,7 @@ async def test_a_failure_is_counted_and_a_stop_ends_the_rollout() -> None:
     assert last[-1].tool_failures == {"explode": 1}
 
 
-async def test_their_time_limit_ends_them_and_parallel_ones_run_at_the_same_time() -> None:
+async def test_dynamic_tools_have_time_limits_and_can_run_in_parallel() -> None:
     barrier = asyncio.Barrier(2)
 
     async def meet() -> str:
@@ -169,7 +169,7 @@ async def test_their_time_limit_ends_them_and_parallel_ones_run_at_the_same_time
 
 
 @pytest.mark.parametrize("kind", ["fork", "subagent"])
-async def test_forks_and_sub_agents_have_them_on_their_own_copy_of_the_env(kind: str) -> None:
+async def test_forks_and_sub_agents_have_dynamic_tools_of_their_env_copy(kind: str) -> None:
     rollout = await ag.rollout(
         Desk, TASK, Scripted([call("delegate", kind=kind), call("who"), say("told"), call("who"), say("done")])
     )
@@ -177,7 +177,7 @@ async def test_forks_and_sub_agents_have_them_on_their_own_copy_of_the_env(kind:
     assert [m["content"] for m in rollout.segments[0].turns[1].env_messages] == ["root"]
 
 
-async def test_a_sub_agent_has_no_others_than_those_it_was_given() -> None:
+async def test_a_sub_agent_has_only_the_tools_it_was_given() -> None:
     script = [call("delegate", kind="subagent"), call("search", query="x"), say("told"), say("done")]
     rollout = await ag.rollout(desk(*tools_of(search)), TASK, Scripted(script))
     answer = rollout.segments[1].turns[0].env_messages[0]["content"]
@@ -194,7 +194,7 @@ async def test_a_sub_agent_has_no_others_than_those_it_was_given() -> None:
         (None, "TypeError: must return a list of agentgym.tools.DynamicTool, got None"),
     ],
 )
-async def test_what_cannot_be_offered_fails_the_rollout_and_is_named(given: Any, said: str) -> None:
+async def test_an_invalid_dynamic_tool_fails_the_rollout_by_name(given: Any, said: str) -> None:
     class Odd(Desk):
         async def extra_tools(self) -> Any:
             return given
@@ -217,13 +217,13 @@ async def test_what_cannot_be_offered_fails_the_rollout_and_is_named(given: Any,
         ({"parallel": "yes"}, "parallel: must be True or False"),
     ],
 )
-def test_a_field_that_the_model_could_not_use_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+def test_an_invalid_field_of_a_dynamic_tool_is_refused_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match="^" + said):
         made(**given)
 
 
 @needs_jsonschema
-async def test_arguments_are_checked_by_the_schema() -> None:
+async def test_arguments_are_validated_by_the_schema() -> None:
     env = desk(DynamicTool("find", "Find notes.", SEARCH, search))
     texts = await told(env, calls(("find", {"query": "cats"}), ("find", {"n": "x" * 600}), ("find", {"query": 1})))
     assert texts[0].startswith("3 notes on cats")
@@ -235,14 +235,14 @@ async def test_arguments_are_checked_by_the_schema() -> None:
 
 
 @needs_jsonschema
-def test_of_many_errors_the_model_reads_some_and_the_number_of_the_others() -> None:
+def test_the_model_reads_some_of_many_errors_and_the_number_of_the_rest() -> None:
     schema = {"type": "object", "additionalProperties": {"type": "integer"}}
     with pytest.raises(ValueError, match=r"e4: .*; and 3 more errors$"):
         DynamicTool("find", "", schema, search).bind({f"e{i}": "x" for i in range(8)})
 
 
 @needs_jsonschema
-def test_a_schema_that_is_none_is_refused_when_the_tool_is_made() -> None:
+def test_an_invalid_schema_is_refused_when_the_tool_is_created() -> None:
     schema = {"type": "object", "properties": {"query": {"type": "text"}}}
     with pytest.raises(
         ValueError, match=r"tool 'find': parameters: 'text' is not valid .* at \$.properties.query.type"
@@ -274,9 +274,7 @@ def find(**parameters: Any) -> DynamicTool:
         ),
     ],
 )
-def test_a_schema_that_fits_nothing_or_takes_for_ever_is_refused_when_the_tool_is_made(
-    parameters: Any, said: str
-) -> None:
+def test_an_unsatisfiable_or_endless_schema_is_refused_when_the_tool_is_created(parameters: Any, said: str) -> None:
     with pytest.raises(ValueError, match=r"tool 'find': parameters: " + said):
         find(**parameters)
 
@@ -299,14 +297,14 @@ OF_THE_DRAFT = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     ],
     ids=["pattern", "reference", "name", "unique"],
 )
-def test_no_argument_takes_more_than_linear_time_to_refuse(parameters: Any, arguments: Any) -> None:
+def test_refusing_an_argument_takes_at_most_linear_time(parameters: Any, arguments: Any) -> None:
     with pytest.raises(ValueError, match=r"q: 'a+!' does not match|\('a+!' was unexpected|q: \[{'n': 0}"):
         find(**parameters).bind(arguments)
 
 
 @needs_jsonschema
 @pytest.mark.parametrize("pattern", ["a" * 50_000, "[ab]{0,9000}c"])
-def test_a_long_text_is_not_searched_for_a_large_pattern(pattern: str) -> None:
+def test_a_long_text_is_not_matched_against_a_large_pattern(pattern: str) -> None:
     long = {"q": "a" * 100_000}
     with pytest.raises(WrongArguments, match="a text of 100000 characters is too long for the pattern"):
         find(properties={"q": {"pattern": pattern}}).bind(long)
@@ -314,7 +312,7 @@ def test_a_long_text_is_not_searched_for_a_large_pattern(pattern: str) -> None:
 
 
 @needs_jsonschema
-def test_arguments_that_take_too_many_steps_or_levels_are_refused_for_the_model(
+def test_arguments_that_need_too_many_steps_or_levels_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agentgym.tools.argument_schemas.STEPS_AT_MOST", 5000)
@@ -335,7 +333,7 @@ def test_arguments_that_take_too_many_steps_or_levels_are_refused_for_the_model(
 
 @needs_jsonschema
 @pytest.mark.parametrize(("letters", "is_whole"), [(273, True), (274, False)])
-def test_an_error_that_the_model_reads_has_at_most_300_characters(letters: int, is_whole: bool) -> None:
+def test_a_validation_error_has_at_most_300_characters(letters: int, is_whole: bool) -> None:
     with pytest.raises(WrongArguments) as wrong:
         find(properties={"n": {"type": "integer"}}).bind({"n": "a" * letters})
     said = str(wrong.value).removeprefix("n: ")
@@ -344,13 +342,13 @@ def test_an_error_that_the_model_reads_has_at_most_300_characters(letters: int, 
 
 
 @needs_jsonschema
-def test_two_tools_that_differ_in_their_checks_alone_are_equal() -> None:
+def test_tools_that_differ_only_in_their_checks_are_equal() -> None:
     assert find() == find()
     assert "check" not in repr(find())
 
 
 @needs_jsonschema
-def test_patterns_and_unique_items_mean_what_the_standard_says() -> None:
+def test_patterns_and_unique_items_follow_the_standard() -> None:
     letters = {"patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False, "properties": {"b": {}}}
     assert find(**letters).bind({"a1": 1, "b": "x"}) == {"a1": 1, "b": "x"}
     with pytest.raises(WrongArguments, match=r"a1: 'x' is not of type 'integer'; .*'c' was unexpected"):
@@ -361,7 +359,7 @@ def test_patterns_and_unique_items_mean_what_the_standard_says() -> None:
     assert recursive.bind({"of": [{"of": []}]}) == {"of": [{"of": []}]}
 
 
-def test_without_jsonschema_a_line_says_what_to_install() -> None:
+def test_without_jsonschema_one_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['jsonschema'] = None; from agentgym.tools import DynamicTool\n"
     code += "DynamicTool('find', '', {'type': 'object'}, print)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd(), check=False)
@@ -369,7 +367,7 @@ def test_without_jsonschema_a_line_says_what_to_install() -> None:
     assert done.stderr.splitlines()[-1] == line
 
 
-def test_a_check_of_ones_own_may_change_the_arguments_and_its_error_is_for_the_model() -> None:
+def test_a_custom_check_may_change_the_arguments_and_its_error_reaches_the_model() -> None:
     def check(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         if "query" not in arguments:
             raise ValueError("say what to look for")
@@ -417,7 +415,7 @@ class Binder(Notes):
         self.notes.clear()
 
 
-async def test_the_public_methods_of_an_object_are_tools_with_its_state() -> None:
+async def test_an_objects_public_methods_are_tools_with_its_state() -> None:
     binder = Binder()
     given = tools_of(binder, prefix="notes_")
     assert [one.name for one in given] == ["notes_write", "notes_read_all", "notes_help", "notes_clear"]
@@ -428,7 +426,7 @@ async def test_the_public_methods_of_an_object_are_tools_with_its_state() -> Non
     assert binder.notes == ["milk"]
 
 
-def test_names_choose_among_the_methods_and_the_decorator_goes_before_the_settings() -> None:
+def test_names_select_methods_and_a_methods_decorator_overrides_the_settings() -> None:
     read, clear = tools_of(Binder(), names=["read", "clear"], timeout_s=3)
     assert (read.name, read.timeout_s, read.parallel) == ("read_all", 7, True)
     assert (clear.name, clear.timeout_s, clear.parallel) == ("clear", 3, False)
@@ -461,12 +459,12 @@ def listed(*where: str) -> None:
         (functools.partial(search, n=2), ValueError, "partial has no public method"),
     ],
 )
-def test_what_can_be_no_tool_is_refused_by_name(source: Any, error: type[Exception], said: str) -> None:
+def test_a_source_that_cannot_give_tools_is_refused_by_name(source: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         tools_of(source)
 
 
-def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_name_is_refused_with_the_available_ones() -> None:
     with pytest.raises(ValueError, match="names: 'shred' is not one of the tools: write, read, help"):
         tools_of(Notes(), names=["shred"])
     with pytest.raises(TypeError, match=r"names: must be a list of names, such as \['read'\]"):

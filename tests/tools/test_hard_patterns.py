@@ -1,4 +1,4 @@
-"""Schemas whose patterns cannot be searched for in linear time: what is left of them, and what they allow."""
+"""Schemas with patterns that cannot be matched in linear time: how they are simplified, and what they then allow."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -17,7 +17,7 @@ def an_object(**keywords: Any) -> dict[str, Any]:
     return {"type": "object", **keywords}
 
 
-def test_a_schema_without_hard_patterns_stays_as_it_is() -> None:
+def test_a_schema_without_hard_patterns_is_unchanged() -> None:
     schema = an_object(
         properties={"q": {"pattern": EASY}, "pattern": TEXT, "not": TEXT, "n": {"enum": [{"pattern": HARD}]}},
         patternProperties={EASY: TEXT},
@@ -27,7 +27,7 @@ def test_a_schema_without_hard_patterns_stays_as_it_is() -> None:
     assert without_hard_patterns(schema) == (schema, (), False)
 
 
-def test_hard_patterns_are_left_out_and_named_by_their_fields_once() -> None:
+def test_hard_patterns_are_removed_and_their_fields_named_once() -> None:
     schema = an_object(
         properties={
             "q": TEXT | {"pattern": HARD},
@@ -49,7 +49,7 @@ def test_hard_patterns_are_left_out_and_named_by_their_fields_once() -> None:
     )
 
 
-def test_where_a_name_may_have_any_form_no_name_is_one_too_many() -> None:
+def test_without_hard_name_patterns_additional_properties_are_allowed() -> None:
     for rest in ("additionalProperties", "unevaluatedProperties"):
         schema = an_object(patternProperties={HARD: TEXT, EASY: TEXT | {"pattern": HARD}}, **{rest: False})
         relaxed, fields, _ = without_hard_patterns(an_object(properties={"of": schema}))
@@ -60,7 +60,7 @@ def test_where_a_name_may_have_any_form_no_name_is_one_too_many() -> None:
 
 
 @pytest.mark.parametrize("keyword", ["not", "oneOf", "if", "contains"])
-def test_where_more_allowed_below_is_less_allowed_above_everything_is_allowed(keyword: str) -> None:
+def test_a_relaxed_schema_inside_a_negation_or_choice_allows_everything(keyword: str) -> None:
     below: Any = {"pattern": HARD}
     schema = an_object(properties={"q": {keyword: [below] if keyword == "oneOf" else below}})
     assert without_hard_patterns(schema) == (an_object(), ("q",), True)

@@ -1,4 +1,4 @@
-"""The tools of real MCP servers, over stdin and stdout and over HTTP: offered, called, lost, and closed at the end."""
+"""Tools of real MCP servers, over stdin and stdout and over HTTP: listed, called, lost, and closed at the end."""
 
 import asyncio
 import subprocess
@@ -26,7 +26,7 @@ TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """A session for each rollout, or the one that `shared` holds; `waits` is set while the tool `wait` runs."""
+    """Has a session per rollout, or the one in `shared`; `waits` is set while the tool `wait` runs."""
 
     limits = ag.Limits(turns=4, seconds=3600)
     shared: ag.MCP | None = None
@@ -84,7 +84,7 @@ def http_server() -> Iterator[str]:
         process.kill()
 
 
-async def test_a_servers_tools_are_called_in_a_session_of_the_rollout(
+async def test_a_servers_tools_are_called_in_the_rollouts_session(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DESK_SECRET", "of this process")
@@ -111,7 +111,7 @@ async def test_a_servers_tools_are_called_in_a_session_of_the_rollout(
     assert last[-1].tool_failures == {"wait": 1}
 
 
-async def test_images_of_results_are_shown_to_a_model_that_sees(no_leaks: None) -> None:
+async def test_images_in_results_are_shown_to_a_vision_model(no_leaks: None) -> None:
     seeing = Seeing(Scripted([calls(("photo", {}), ("picture", {}), ("note", {"text": "x"})), say("done")]))
     rollout = await ag.rollout(desk(), TASK, seeing)
     assert rollout.error is None
@@ -121,7 +121,7 @@ async def test_images_of_results_are_shown_to_a_model_that_sees(no_leaks: None) 
     assert note == "x"
 
 
-async def test_images_of_results_are_named_where_that_is_asked_for_and_else_refused_where_nobody_sees() -> None:
+async def test_images_in_results_are_named_if_disabled_and_refused_by_a_text_model() -> None:
     named = await played(desk(images=False), call("photo"))
     assert told(named) == ["a desk\n[image/png, not shown]"]
     refused = await played(desk(), call("photo"))
@@ -130,12 +130,12 @@ async def test_images_of_results_are_named_where_that_is_asked_for_and_else_refu
         ag.MCP(command=COMMAND, images="no")  # type: ignore[arg-type]
 
 
-async def test_a_pattern_with_look_ahead_is_left_to_the_server_which_is_said_once(
+async def test_a_pattern_with_look_ahead_is_left_to_the_server_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tries = calls(("lock", {"word": "oak7"}), ("lock", {"word": "oak"}), ("lock", {"word": "oak7", "times": "x"}))
     for _ in range(2):
-        rollout = await played(desk(command=[*COMMAND, "unsaid"]), tries)  # A name that no other test has used.
+        rollout = await played(desk(command=[*COMMAND, "unsaid"]), tries)  # warned about once per name, so it is new
         assert rollout.error is None
         sound, refused, wrong = told(rollout)
         assert (sound, refused) == ("locked", "error: Error executing tool lock: oak has no digit")
@@ -148,7 +148,7 @@ async def test_a_pattern_with_look_ahead_is_left_to_the_server_which_is_said_onc
     assert shown["function"]["parameters"]["properties"]["word"]["pattern"] == r"^(?=.*\d)\w+$"
 
 
-async def test_over_http_one_session_is_shared_by_all_rollouts_and_its_end_is_a_failed_call(http_server: str) -> None:
+async def test_over_http_all_rollouts_share_a_session_and_its_end_is_a_failed_call(http_server: str) -> None:
     async with ag.MCP(
         url=http_server, headers={"X-Desk": "1"}, prefix="desk_", timeout_s=3600, open_timeout_s=3600
     ) as shared:
@@ -160,7 +160,7 @@ async def test_over_http_one_session_is_shared_by_all_rollouts_and_its_end_is_a_
     assert ending.failure is not None
 
 
-async def test_the_call_in_which_a_server_ends_is_a_failed_one_the_next_fails_the_rollout_and_the_next_rollout_opens_it(
+async def test_a_server_that_dies_fails_the_call_then_the_rollout_and_is_then_reopened(
     no_leaks: None,
 ) -> None:
     server = ag.MCP(command=COMMAND, names=["note", "add", "die"], parallel=True, timeout_s=3600, open_timeout_s=3600)
@@ -191,7 +191,7 @@ async def test_the_call_in_which_a_server_ends_is_a_failed_one_the_next_fails_th
         ({"command": MUTE, "open_timeout_s": 0.2}, "did not open: no tool list after 0.2 s"),
     ],
 )
-async def test_a_server_that_does_not_open_fails_the_rollout(
+async def test_a_server_that_fails_to_open_fails_the_rollout(
     settings: dict[str, Any], said: str, no_leaks: None
 ) -> None:
     rollout = await played(desk(**settings), call("add", a=1, b=1))
@@ -209,7 +209,7 @@ async def test_a_cancelled_rollout_ends_its_server(no_leaks: None) -> None:
         await running
 
 
-async def test_a_session_that_is_closed_while_it_opens_ends_its_server(no_leaks: None) -> None:
+async def test_a_session_that_is_closed_while_opening_ends_its_server(no_leaks: None) -> None:
     server = ag.MCP(command=MUTE)
     opening = asyncio.create_task(server.open())
     await asyncio.sleep(0)
@@ -218,7 +218,7 @@ async def test_a_session_that_is_closed_while_it_opens_ends_its_server(no_leaks:
         await opening
 
 
-def test_a_session_that_nobody_closed_ends_with_its_event_loop(no_leaks: None) -> None:
+def test_an_unclosed_session_ends_with_its_event_loop(no_leaks: None) -> None:
     server = ag.MCP(command=COMMAND, timeout_s=3600, open_timeout_s=3600)
     assert told(asyncio.run(played(desk(server), call("note", text="x")))) == ["x"]
 
@@ -237,15 +237,15 @@ def test_a_session_that_nobody_closed_ends_with_its_event_loop(no_leaks: None) -
         ({"command": ["x"], "open_timeout_s": -1}, "open_timeout_s: must be positive"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(given: dict[str, Any], said: str) -> None:
+def test_conflicting_settings_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match="^" + said):
         ag.MCP(**given)
 
 
-def test_one_name_is_no_list_of_names() -> None:
+def test_names_must_be_a_list() -> None:
     with pytest.raises(TypeError, match="names: must be a list of names"):
         ag.MCP(command=["x"], names="add")
 
 
-def test_its_name_holds_no_secret_of_the_address() -> None:
+def test_the_repr_contains_no_secret_of_the_url() -> None:
     assert repr(ag.MCP(url="https://user:key@host:99/mcp?token=1")) == "<MCP https://host:99/mcp>"

@@ -1,4 +1,4 @@
-"""Calls of one turn that are declared parallel run at the same time, and end as if one had followed the other."""
+"""Calls of one turn that are declared parallel run concurrently, with the same outcome as if they had run in order."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 class Desk(ag.ToolEnv[ag.Task]):
-    """Its tools note when they begin and end; `open` opens a door that others wait at."""
+    """Its tools record when they start and end; `open` opens a door at which others wait."""
 
     limits = ag.Limits(turns=4, seconds=60)
 
@@ -55,7 +55,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool(parallel=True, timeout_s=5)
     async def late(self) -> str:
-        """Wait for ever."""
+        """Wait forever."""
         await asyncio.Event().wait()
         return "never"
 
@@ -66,7 +66,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool(parallel=True)
     def spin(self) -> str:
-        """Go on for ever."""
+        """Run forever."""
         while True:
             time.sleep(0.001)
 
@@ -87,7 +87,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     async def alone(self) -> str:
-        """Run beside nothing."""
+        """Run alone."""
         self.noted.append("alone")
         return "alone"
 
@@ -98,7 +98,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
 last: list[Desk] = []
 both_wait = [asyncio.Event()]
-"""Set where a call has told that it and the one before it wait."""
+"""Set when a call reports that it and the one before it are waiting."""
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ async def played(*script: Any) -> ag.Rollout:
 
 
 async def timed(work: Coroutine[Any, Any, ag.Rollout]) -> tuple[float, ag.Rollout]:
-    """Return the seconds of the event loop's clock that the work took, and its result."""
+    """Return the work's duration by the event loop's clock, in seconds, and its result."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     rollout = await work
@@ -120,11 +120,11 @@ async def timed(work: Coroutine[Any, Any, ag.Rollout]) -> tuple[float, ag.Rollou
 
 
 def told(rollout: ag.Rollout) -> list[str]:
-    """The texts of the tool messages behind the first turn."""
+    """Return the texts of the tool messages after the first turn."""
     return [message["content"] for message in rollout.segments[0].turns[0].env_messages]
 
 
-async def test_neighboring_calls_wait_for_each_other_and_their_results_come_in_the_order_of_the_calls(
+async def test_parallel_calls_can_wait_for_each_other_and_results_are_in_call_order(
     no_leaks: None,
 ) -> None:
     first, second = ("wait", {"door": "b", "opens": "a"}), ("wait", {"door": "a", "opens": "b"})
@@ -134,7 +134,7 @@ async def test_neighboring_calls_wait_for_each_other_and_their_results_come_in_t
     assert (rollout.reward, rollout.metrics["tool_calls"]) == (1.0, 2)
 
 
-async def test_the_first_result_comes_first_though_its_call_ends_last(no_leaks: None) -> None:
+async def test_results_are_in_call_order_even_if_the_first_call_ends_last(no_leaks: None) -> None:
     rollout = await played(calls(("wait", {"door": "a"}), ("open", {"door": "a"})))
     assert told(rollout) == ["through a", "opened a"]
     messages = rollout.segments[0].turns[0].env_messages
@@ -142,11 +142,11 @@ async def test_the_first_result_comes_first_though_its_call_ends_last(no_leaks: 
     assert [message["tool_call_id"] for message in messages] == ids
 
 
-async def test_plain_tools_have_a_thread_each_at_the_same_time(no_leaks: None) -> None:
+async def test_concurrent_plain_tools_have_separate_threads(no_leaks: None) -> None:
     assert told(await played(calls(("meet", {}), ("meet", {})))) == ["met True", "met True"]
 
 
-async def test_a_call_that_is_not_parallel_waits_for_those_before_it_and_those_behind_wait_for_it(
+async def test_a_call_that_is_not_parallel_runs_after_earlier_and_before_later_calls(
     no_leaks: None,
 ) -> None:
     before = [("wait", {"door": "a"}), ("open", {"door": "a"})]
@@ -155,7 +155,7 @@ async def test_a_call_that_is_not_parallel_waits_for_those_before_it_and_those_b
     assert told(rollout) == ["through a", "opened a", "alone", "opened b", "through b"]
 
 
-async def test_calls_behind_a_stop_are_cancelled_and_those_before_it_are_finished(no_leaks: None) -> None:
+async def test_calls_after_a_stop_are_cancelled_and_calls_before_it_finish(no_leaks: None) -> None:
     before = [("wait", {"door": "a"}), ("open", {"door": "a"})]
     rollout = await ag.rollout(
         Desk, TASK, Scripted([calls(*before, ("leave", {}), ("wait", {"door": "never"}), ("explode", {}))])
@@ -166,12 +166,12 @@ async def test_calls_behind_a_stop_are_cancelled_and_those_before_it_are_finishe
     assert not last[0].tool_failures
 
 
-async def test_the_first_of_two_stops_in_the_order_of_the_calls_ends_the_rollout() -> None:
+async def test_the_first_of_two_stops_in_call_order_ends_the_rollout() -> None:
     rollout = await ag.rollout(Desk, TASK, Scripted([calls(("leave", {}), ("unplug", {}))]))
     assert (rollout.stop_reason, rollout.error) == ("left", None)
 
 
-async def test_a_sandbox_that_dies_fails_the_rollout_when_the_calls_before_it_have_ended(no_leaks: None) -> None:
+async def test_a_dead_sandbox_fails_the_rollout_after_the_earlier_calls_have_ended(no_leaks: None) -> None:
     before = [("wait", {"door": "a"}), ("open", {"door": "a"})]
     rollout = await played(calls(*before, ("unplug", {}), ("wait", {"door": "never"})))
     assert rollout.error == "SandboxError: the sandbox died"
@@ -179,7 +179,7 @@ async def test_a_sandbox_that_dies_fails_the_rollout_when_the_calls_before_it_ha
     assert rollout.metrics["tool_calls"] == 2
 
 
-def test_each_call_has_its_own_time_limit_and_its_own_failure() -> None:
+def test_each_call_has_a_separate_time_limit_and_failure() -> None:
     script = calls(("late", {}), ("explode", {}), ("wait", {"door": "a"}), ("open", {"door": "a"}))
     seconds, rollout = run_in_virtual_time(timed(played(script)))
     assert seconds == pytest.approx(5)
@@ -194,7 +194,7 @@ def test_each_call_has_its_own_time_limit_and_its_own_failure() -> None:
     assert [rollout.metrics[name] for name in counted] == [4, 2, 1, 1, 0]
 
 
-async def test_a_malformed_call_among_parallel_ones_is_answered_in_its_place() -> None:
+async def test_a_malformed_call_among_parallel_ones_gets_its_message_in_order() -> None:
     unknown = [("open", {"door": "a"}), ("shut", {}), ("open", {"gate": "b"}), ("wait", {"door": "a"})]
     rollout = await played(calls(*unknown))
     assert [text.partition(":")[0] for text in told(rollout)] == ["opened a", "error", "error", "through a"]
@@ -212,7 +212,7 @@ async def test_a_cancelled_rollout_ends_all_of_its_calls(no_leaks: None) -> None
     assert sorted(last[0].noted[-2:]) == ["cancelled a", "cancelled b"]
 
 
-def test_the_limit_of_the_rollout_ends_all_of_its_calls() -> None:
+def test_the_rollouts_limit_ends_all_of_its_calls() -> None:
     class Short(Desk):
         limits = ag.Limits(seconds=20)
 
@@ -223,7 +223,7 @@ def test_the_limit_of_the_rollout_ends_all_of_its_calls() -> None:
     assert last[0].noted == ["wait a", "wait b", "cancelled a", "cancelled b"]
 
 
-async def test_sub_agents_make_their_calls_at_the_same_time_too() -> None:
+async def test_sub_agents_also_run_their_calls_in_parallel() -> None:
     class Chief(Desk):
         @ag.tool
         async def ask(self) -> str:
@@ -236,7 +236,7 @@ async def test_sub_agents_make_their_calls_at_the_same_time_too() -> None:
     assert [message["content"] for message in rollout.segments[1].turns[0].env_messages] == ["through a", "opened a"]
 
 
-async def test_what_ends_slowly_is_waited_for_through_a_second_cancellation() -> None:
+async def test_a_second_cancellation_still_waits_for_slow_cleanup() -> None:
     from agentgym.tools.at_once import started
 
     begun, ending, ended = asyncio.Event(), asyncio.Event(), list[str]()
@@ -269,7 +269,7 @@ async def test_what_ends_slowly_is_waited_for_through_a_second_cancellation() ->
 
 
 class Capped(ag.ToolEnv[ag.Task]):
-    """Its tool notes how many of its calls run, and lets the others go on while it waits."""
+    """Its tool records how many of its calls are running, and yields to the others while it waits."""
 
     limits = ag.Limits(parallel_calls=2)
 
@@ -298,7 +298,7 @@ class Capped(ag.ToolEnv[ag.Task]):
 capped: list[Capped] = []
 
 
-async def test_no_more_calls_run_at_once_than_the_limit_and_all_are_made_in_their_order(no_leaks: None) -> None:
+async def test_calls_are_limited_in_number_and_start_in_order(no_leaks: None) -> None:
     turn = calls(*(("fetch", {"number": number}) for number in range(7)))
     rollout = await ag.rollout(Capped, TASK, Scripted([turn, say("done")]))
     assert told(rollout) == [f"page {number}" for number in range(7)]
@@ -306,7 +306,7 @@ async def test_no_more_calls_run_at_once_than_the_limit_and_all_are_made_in_thei
     assert ag.Limits().parallel_calls == 16
 
 
-async def test_a_call_that_waits_for_a_place_is_not_begun_behind_one_that_stops_the_rollout(no_leaks: None) -> None:
+async def test_a_waiting_call_after_one_that_stops_the_rollout_never_starts(no_leaks: None) -> None:
     turn = calls(*(("fetch", {"number": number}) for number in (0, 9, 2, 3, 4, 5)))
     rollout = await ag.rollout(Capped, TASK, Scripted([turn]))
     assert (rollout.stop_reason, rollout.metrics["tool_calls"]) == ("enough", 2)
@@ -314,6 +314,6 @@ async def test_a_call_that_waits_for_a_place_is_not_begun_behind_one_that_stops_
 
 
 @pytest.mark.parametrize("given", [1, "yes", None])
-def test_parallel_is_true_or_false(given: Any) -> None:
+def test_parallel_must_be_a_boolean(given: Any) -> None:
     with pytest.raises(ValueError, match="parallel: must be True or False"):
         ag.tool(parallel=given)

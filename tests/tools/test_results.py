@@ -1,4 +1,4 @@
-"""What a tool returned as the model reads it: JSON, whole and the same in every process, or an error that names why."""
+"""A tool's return value as the model reads it: complete JSON, equal in every process, or an error with a reason."""
 
 import enum
 import os
@@ -79,13 +79,13 @@ def test_a_result_is_read_as_json_by_its_value(value: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [np.arange(2000), {"x": np.arange(1500)}, np.zeros((40, 50))])
-def test_no_array_is_cut(value: Any) -> None:
+def test_arrays_are_not_truncated(value: Any) -> None:
     text = as_text(value)
     assert "..." not in text
     assert text.count(",") == (value["x"] if isinstance(value, dict) else value).size - 1
 
 
-def test_tensors_are_lists() -> None:
+def test_tensors_become_lists() -> None:
     torch = pytest.importorskip("torch")
     assert as_text({"x": torch.arange(3), "y": torch.ones(1, 2)}) == '{"x": [0, 1, 2], "y": [[1.0, 1.0]]}'
 
@@ -106,12 +106,12 @@ def frame() -> Any:
         (lambda: frame()["a"], "^a Series, whose text leaves rows out"),
     ],
 )
-def test_what_json_cannot_say_is_refused_with_its_place(make: Any, said: str) -> None:
+def test_values_without_a_json_form_are_refused_with_their_position(make: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         as_text(make())
 
 
-def test_a_set_is_one_text_in_every_process() -> None:
+def test_a_set_gives_the_same_text_in_every_process() -> None:
     code = "from agentgym.tools.calls import as_text; print(as_text({'x': {'a', 'b', 'c', 'd', 'e'}}))"
     for seed in ("1", "2"):
         env = os.environ | {"PYTHONHASHSEED": seed}

@@ -1,4 +1,4 @@
-"""A tool that yields text: it is shown on the log while the tool runs, and the model reads it in one."""
+"""A tool that yields text: it is logged while the tool runs, and the model reads all of it as one result."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 
 
 def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator whose wrapper is no generator function."""
+    """Wrap the function in one that is not a generator function."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ class Shop(ag.ToolEnv[ag.Task]):
 
     @ag.tool(timeout_s=0.05)
     async def late(self) -> AsyncIterator[str]:
-        """Begin, and never end."""
+        """Start, and never end."""
         try:
             yield "begun"
             await asyncio.Event().wait()
@@ -60,13 +60,13 @@ class Shop(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     async def refuse(self) -> AsyncIterator[str]:
-        """Begin, and refuse."""
+        """Start, and refuse."""
         yield "begun"
         raise ag.ToolError("no more parts")
 
     @ag.tool
     async def count(self) -> AsyncIterator[Any]:
-        """Yield what is no text."""
+        """Yield a number instead of text."""
         yield 1
 
     @ag.tool
@@ -84,7 +84,7 @@ class Shop(ag.ToolEnv[ag.Task]):
         return 1.0
 
 
-async def test_each_piece_is_logged_when_it_comes_and_the_model_reads_all_of_them(
+async def test_each_piece_is_logged_as_it_arrives_and_the_model_reads_all_of_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "agentgym.tools")
@@ -92,7 +92,7 @@ async def test_each_piece_is_logged_when_it_comes_and_the_model_reads_all_of_the
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            shop.shown.set()  # The tool waits for this: its text is shown before it has ended.
+            shop.shown.set()  # The tool waits for this, so its text is logged before it has ended.
 
     logger = logging.getLogger("agentgym.tools")
     logger.addHandler(handler := Handler())
@@ -104,7 +104,7 @@ async def test_each_piece_is_logged_when_it_comes_and_the_model_reads_all_of_the
     assert caplog.messages == [f"tool 'build' of Shop, task t: {said}" for said in ("part 0", "part 1", "built")]
 
 
-async def test_text_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_text_of_a_stream_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     async def forge() -> AsyncIterator[str]:
         """Forge."""
         yield "a\nERROR b\x1b[2J"
@@ -119,11 +119,11 @@ async def test_text_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) 
     assert caplog.messages == ["tool 'forge' of Forger, task t: a\\nERROR b\\x1b[2J"]
 
 
-async def test_behind_a_decorator_it_is_read_in_one_too() -> None:
+async def test_a_stream_inside_a_plain_decorator_is_also_read_as_one_result() -> None:
     assert (await dispatch(Shop(TASK), "wrapped", {})).content == "one two"
 
 
-async def test_what_it_said_before_it_failed_is_read_behind_the_error() -> None:
+async def test_output_before_a_failure_is_read_after_the_error() -> None:
     shop = Shop(TASK)
     late, refused = await dispatch(shop, "late", {}), await dispatch(shop, "refuse", {})
     assert late.content == "error: tool 'late' timed out after 0.05 s\nOutput before the error:\nbegun"
@@ -131,7 +131,7 @@ async def test_what_it_said_before_it_failed_is_read_behind_the_error() -> None:
     assert (late.failed, refused.failed, shop.closed) == (True, False, 1)
 
 
-def test_a_stream_that_a_tool_returns_has_the_time_that_the_tool_has_left() -> None:
+def test_a_returned_stream_has_the_tools_remaining_time() -> None:
     class Slow(Shop):
         @ag.tool(timeout_s=10)
         async def soon(self) -> AsyncIterator[str]:
@@ -152,7 +152,7 @@ def test_a_stream_that_a_tool_returns_has_the_time_that_the_tool_has_left() -> N
     assert content == "error: tool 'soon' timed out after 10 s\nOutput before the error:\nbegun"
 
 
-async def test_only_text_is_yielded() -> None:
+async def test_a_stream_may_only_yield_text() -> None:
     result = await dispatch(Shop(TASK), "count", {})
     assert (
         result.content
@@ -160,14 +160,14 @@ async def test_only_text_is_yielded() -> None:
     )
 
 
-async def test_a_stop_that_is_yielded_ends_the_tool_and_the_rollout() -> None:
+async def test_a_yielded_stop_ends_the_tool_and_the_rollout() -> None:
     rollout = await ag.rollout(Shop, TASK, Scripted([calls(("finish", {}), ("wrapped", {}))]))
     assert rollout.stop_reason == "finished"
     assert [message["content"] for message in rollout.segments[0].turns[0].env_messages] == ["all done"]
 
 
 class Endless(ag.ToolEnv[ag.Task]):
-    """Its tools give pieces without end, and await nothing."""
+    """Its tools yield endlessly, and await nothing."""
 
     limits = ag.Limits(turns=4, context_tokens=10**9)
 
@@ -180,7 +180,7 @@ class Endless(ag.ToolEnv[ag.Task]):
 
     @ag.tool(timeout_s=0.05)
     async def stubborn(self) -> AsyncIterator[str]:
-        """Go on when it is closed, once."""
+        """Continue when it is closed for the first time."""
         closed = 0
         while True:
             try:
@@ -193,7 +193,7 @@ class Endless(ag.ToolEnv[ag.Task]):
 
     @ag.tool(timeout_s=0.05)
     async def deaf(self) -> AsyncIterator[str]:
-        """Go on when it is cancelled."""
+        """Continue when it is cancelled."""
         for _ in range(10_000):
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.001)
@@ -202,7 +202,7 @@ class Endless(ag.ToolEnv[ag.Task]):
     @ag.tool(timeout_s=0.05)
     @plainly
     async def wrapped(self) -> AsyncIterator[str]:
-        """Yield without end behind a decorator."""
+        """Yield endlessly inside a decorator."""
         while True:
             spend()
             yield "y"
@@ -219,7 +219,7 @@ def spend() -> None:
 
 
 @pytest.mark.parametrize("name", ["lines", "wrapped", "deaf"])
-async def test_a_stream_that_awaits_nothing_is_cut_at_its_limit_and_others_go_on_beside_it(name: str) -> None:
+async def test_a_stream_that_awaits_nothing_is_cut_at_its_limit_without_blocking_others(name: str) -> None:
     turns, ended = 0, False
 
     async def beside() -> None:
@@ -236,7 +236,7 @@ async def test_a_stream_that_awaits_nothing_is_cut_at_its_limit_and_others_go_on
     assert turns > 1
 
 
-async def test_a_stream_that_goes_on_when_it_is_closed_has_timed_out_and_the_log_says_so(
+async def test_a_stream_that_ignores_being_closed_has_timed_out_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     played = await ag.rollout(Endless, TASK, Scripted([call("stubborn"), say("done")]))
@@ -246,13 +246,13 @@ async def test_a_stream_that_goes_on_when_it_is_closed_has_timed_out_and_the_log
     assert played.reward == 1.0
 
 
-async def test_the_limit_of_the_rollout_holds_for_a_stream_that_awaits_nothing() -> None:
+async def test_the_rollouts_limit_applies_to_a_stream_that_awaits_nothing() -> None:
     env: Any = type("Short", (Endless,), {"limits": ag.Limits(seconds=0.1), "lines": ag.tool(Endless.lines)})
     played = await ag.rollout(env, TASK, Scripted([call("lines"), say("done")]))
     assert played.stop_reason == "seconds"
 
 
-async def test_the_limit_of_the_rollout_holds_for_a_stream_that_goes_on_when_it_is_cut() -> None:
+async def test_the_rollouts_limit_applies_to_a_stream_that_ignores_being_cut() -> None:
     for name in ("deaf", "stubborn"):
         tools: Any = {"limits": ag.Limits(seconds=0.1), name: ag.tool(getattr(Endless, name))}
         played = await ag.rollout(type("Short", (Endless,), tools), TASK, Scripted([call(name), say("done")]))

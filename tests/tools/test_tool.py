@@ -1,4 +1,4 @@
-"""Tools: one signature gives schema, validation and call; a tool's failure is an answer the model reads."""
+"""Tools: one signature gives schema, validation and call; a tool's failure is a message to the model."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ class Point(BaseModel):
 
 
 class Desk:
-    """Tools need no env around them."""
+    """Tools work without an env."""
 
     def __init__(self) -> None:
         self.ran: list[object] = []
@@ -94,7 +94,7 @@ class Desk:
 
     @ag.tool
     async def impatient(self) -> None:
-        """Raise a time-out of its own."""
+        """Raise its own TimeoutError."""
         raise TimeoutError("no route")
 
     @ag.tool(timeout_s=2)
@@ -123,13 +123,13 @@ def test_a_time_limit_must_be_positive() -> None:
         (["query"], "arguments: "),
     ],
 )
-async def test_wrong_arguments_come_back_as_a_message_that_names_the_field(arguments: Any, field: str) -> None:
+async def test_wrong_arguments_get_a_message_that_names_the_field(arguments: Any, field: str) -> None:
     result = await run("search", arguments)
     assert result.malformed
     assert re.search(f"wrong arguments for tool 'search': {field}", result.content)
 
 
-async def test_a_code_string_for_an_array_stays_a_string_and_nothing_is_executed() -> None:
+async def test_a_code_string_for_an_array_stays_a_string_and_is_not_executed() -> None:
     desk = Desk()
     for code in ("[1, 2]", "__import__('os').getcwd()", "list(range(3))"):
         result = await dispatch(desk, "add", {"items": code})
@@ -138,14 +138,14 @@ async def test_a_code_string_for_an_array_stays_a_string_and_nothing_is_executed
     assert desk.ran == []
 
 
-async def test_an_unknown_tool_is_answered_with_the_tools_there_are() -> None:
+async def test_an_unknown_tool_gets_a_message_with_the_available_tools() -> None:
     result = await run("serach", {})
     assert result.malformed
     assert "unknown tool 'serach'; the tools are: search, add, plot" in result.content
 
 
 @pytest.mark.parametrize("text", ["", "{", "{'query': 1}", "null", "[1]", '"text"', "search(query=1)", "[" * 5000])
-async def test_bad_empty_or_missing_json_is_answered_as_invalid_json_with_the_name_of_the_tool(text: str) -> None:
+async def test_malformed_empty_or_missing_json_gets_a_message_with_the_tools_name(text: str) -> None:
     result = await run("search", text)
     assert result.malformed
     assert "invalid JSON in the call to tool 'search'" in result.content
@@ -154,27 +154,27 @@ async def test_bad_empty_or_missing_json_is_answered_as_invalid_json_with_the_na
 @pytest.mark.parametrize(
     ("name", "arguments", "content"),
     [
-        pytest.param("search", '{"query": "a"}', "a web 3 None", id="arguments_that_are_json_text_are_read"),
-        pytest.param("plot", {"at": {"x": 3}}, '{"x":3}', id="a_nested_model_arrives_built_and_returns_as_json"),
-        pytest.param("greet", {}, '{"hello": "wörld"}', id="what_is_no_text_is_json_without_escapes"),
+        pytest.param("search", '{"query": "a"}', "a web 3 None", id="arguments may be JSON text"),
+        pytest.param("plot", {"at": {"x": 3}}, '{"x":3}', id="a nested model is validated and returned as JSON"),
+        pytest.param("greet", {}, '{"hello": "wörld"}', id="other values are JSON without escapes"),
         pytest.param(
-            "explode", {}, "error: tool 'explode' failed: KeyError: 'fuse'", id="an_exception_is_its_cause_no_traceback"
+            "explode", {}, "error: tool 'explode' failed: KeyError: 'fuse'", id="an exception without its traceback"
         ),
-        pytest.param("refuse", {}, "error: no such file; list the folder first", id="a_tool_error_is_its_text"),
-        pytest.param("sleep", {}, "error: tool 'sleep' timed out after 0.01 s", id="a_late_async_tool_timed_out"),
+        pytest.param("refuse", {}, "error: no such file; list the folder first", id="the text of a ToolError"),
+        pytest.param("sleep", {}, "error: tool 'sleep' timed out after 0.01 s", id="a timeout"),
         pytest.param(
-            "impatient", {}, "error: tool 'impatient' failed: TimeoutError: no route", id="a_time_out_of_its_own_is_not"
+            "impatient", {}, "error: tool 'impatient' failed: TimeoutError: no route", id="the tool's own TimeoutError"
         ),
     ],
 )
-async def test_the_model_reads(name: str, arguments: Any, content: str) -> None:
+async def test_the_model_reads_a_calls_result_or_error(name: str, arguments: Any, content: str) -> None:
     result = await run(name, arguments)
     assert result.content == content
     assert result.error == content.startswith("error: ")
     assert not result.malformed
 
 
-async def test_a_dead_sandbox_is_no_answer_and_names_the_tool_unless_it_says_where_it_died() -> None:
+async def test_a_dead_sandbox_is_raised_with_the_tools_name_unless_its_place_is_known() -> None:
     for said, where in (("", "tool 'unplug' of Desk"), ("exec", "exec")):
         desk = Desk()
         desk.died.where = said
@@ -183,17 +183,17 @@ async def test_a_dead_sandbox_is_no_answer_and_names_the_tool_unless_it_says_whe
         assert raised.value.where == where
 
 
-async def test_stop_ends_with_its_reason_and_last_words() -> None:
+async def test_stop_has_a_reason_and_final_content() -> None:
     result = await run("submit", {})
     assert (result.stop, result.content, result.error) == ("submitted", "thanks", False)
 
 
-def test_a_stop_has_a_reason() -> None:
+def test_a_stop_needs_a_reason() -> None:
     with pytest.raises(ValueError, match=r"^reason: "):
         ag.Stop("")
 
 
-async def test_a_plain_tool_never_blocks_the_loop() -> None:
+async def test_a_plain_tool_never_blocks_the_event_loop() -> None:
     desk = Desk()
 
     async def light() -> None:
@@ -205,10 +205,10 @@ async def test_a_plain_tool_never_blocks_the_loop() -> None:
     assert waiting.result().content == "lit"
 
 
-async def test_a_plain_tool_that_hangs_is_answered_as_timed_out_and_its_late_end_harms_nothing() -> None:
+async def test_a_hanging_plain_tool_times_out_and_its_late_end_does_no_harm() -> None:
     desk, complaints = Desk(), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda loop, complaint: complaints.append(complaint))
-    while desk.thread is None:  # A call whose thread had not begun by then does nothing.
+    while desk.thread is None:  # A call does nothing if its thread had not started by its time limit.
         result = await dispatch(desk, "hang", {})
         assert result.content == "error: tool 'hang' timed out after 0.01 s"
     desk.free.set()
@@ -217,18 +217,18 @@ async def test_a_plain_tool_that_hangs_is_answered_as_timed_out_and_its_late_end
     assert complaints == []
 
 
-async def test_a_plain_tool_that_raises_stop_iteration_is_answered_at_once() -> None:
+async def test_a_plain_tool_that_raises_stop_iteration_gets_its_message_at_once() -> None:
     result = await run("exhaust", {})
     assert "failed" in result.content
     assert "StopIteration" in result.content
 
 
-async def test_the_seconds_of_a_call_are_those_that_it_took() -> None:
+async def test_a_calls_seconds_are_its_duration() -> None:
     begun = time.perf_counter()
     result = await dispatch(Desk(), "greet", {})
     assert 0 < result.seconds <= time.perf_counter() - begun
 
 
-def test_a_result_of_which_nothing_else_is_said_went_well_and_took_no_time() -> None:
+def test_a_tool_result_has_success_defaults() -> None:
     well = ToolResult(content="x", error=False, malformed=False, failed=False, stop=None, seconds=0.0)
     assert ToolResult(content="x") == well

@@ -1,4 +1,4 @@
-"""What a tool's own code does wrong: the model reads it, the log shows it once, and it is counted by tool."""
+"""Mistakes in a tool's own code: the model reads them, the log shows them once, and they are counted by tool."""
 
 import asyncio
 import functools
@@ -30,7 +30,7 @@ class Note(BaseModel):
 
 
 def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator whose wrapper is no coroutine function."""
+    """Wrap the function in one that is not a coroutine function."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -62,14 +62,14 @@ class Desk(ag.ToolEnv[ag.Task]):
     @ag.tool
     @plainly
     async def wrapped(self) -> str:
-        """Wait behind a decorator."""
+        """Wait inside a decorator."""
         await asyncio.sleep(0)
         return "awaited"
 
     @ag.tool(timeout_s=0.05)
     @plainly
     async def wrapped_and_late(self) -> str:
-        """Wait for ever behind a decorator."""
+        """Wait forever inside a decorator."""
         await asyncio.Event().wait()
         return "never"
 
@@ -85,7 +85,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     def cancel(self) -> None:
-        """Raise what a cancelled future raises."""
+        """Raise CancelledError, as a cancelled future does."""
         raise asyncio.CancelledError
 
     @ag.tool
@@ -95,7 +95,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     def query(self) -> Any:
-        """Ask the data base, from another thread than it was opened in."""
+        """Query the database from another thread than it was opened in."""
         return self.db.execute("select 1").fetchall()
 
     @ag.tool
@@ -105,12 +105,12 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     def nameless(self) -> None:
-        """Raise what cannot say what it is."""
+        """Raise an exception without printable text."""
         raise Nameless
 
     @ag.tool
     def give(self, kind: str) -> Any:
-        """Give back something odd."""
+        """Return something odd."""
         return ODD[kind]()
 
     @ag.reward
@@ -152,7 +152,7 @@ async def run(name: str, arguments: Any = None) -> Any:
         await env.close()
 
 
-async def test_a_sandbox_that_its_own_code_ended_is_an_answer_that_the_model_reads() -> None:
+async def test_a_sandbox_that_its_own_code_ended_is_a_message_to_the_model() -> None:
     class Boxed(Desk):
         @ag.tool
         async def end(self) -> str:
@@ -168,13 +168,13 @@ async def test_a_sandbox_that_its_own_code_ended_is_an_answer_that_the_model_rea
     assert not env.tool_failures
 
 
-async def test_an_async_tool_behind_a_plain_decorator_is_awaited_within_its_limit() -> None:
+async def test_an_async_tool_inside_a_plain_decorator_is_awaited_within_its_limit() -> None:
     assert (await run("wrapped")).content == "awaited"
     assert (await run("wrapped_and_late")).content == "error: tool 'wrapped_and_late' timed out after 0.05 s"
 
 
 @pytest.mark.parametrize("kind", ODD)
-async def test_a_result_that_json_cannot_say_is_a_tool_message_and_the_rollout_goes_on(kind: str) -> None:
+async def test_a_result_without_a_json_form_is_a_message_and_the_rollout_continues(kind: str) -> None:
     rollout = await ag.rollout(Desk, TASK, Scripted([call("give", kind=kind), say("done")]))
     assert (rollout.error, rollout.reward, len(rollout.messages)) == (None, 1.0, 2)
     content = (await run("give", {"kind": kind})).content
@@ -184,7 +184,7 @@ async def test_a_result_that_json_cannot_say_is_a_tool_message_and_the_rollout_g
     assert " at 0x" not in content
 
 
-async def test_models_inside_a_result_are_json_too() -> None:
+async def test_pydantic_models_inside_a_result_become_json() -> None:
     class Notes:
         @ag.tool
         def read(self) -> list[Note]:
@@ -195,21 +195,21 @@ async def test_models_inside_a_result_are_json_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["leave", "leave_async"])
-async def test_a_tool_that_ends_the_program_ends_nothing(name: str) -> None:
+async def test_a_tool_that_exits_does_not_end_the_program(name: str) -> None:
     assert (await run(name)).content == f"error: tool {name!r} failed: SystemExit: 3"
 
 
-async def test_a_plain_tool_that_raises_a_cancellation_cancels_nobody() -> None:
+async def test_a_plain_tool_that_raises_cancelled_error_cancels_nothing() -> None:
     assert "failed: RuntimeError: CancelledError" in (await run("cancel")).content
 
 
-async def test_an_error_that_cannot_say_its_text_is_a_tool_message_all_the_same() -> None:
+async def test_an_error_without_printable_text_is_still_a_tool_message() -> None:
     assert (
         await run("nameless")
     ).content == "error: tool 'nameless' failed: Nameless: (its __str__ raised RuntimeError)"
 
 
-async def test_a_tools_exception_is_logged_once_with_the_line_of_the_users_code(
+async def test_a_tools_exception_is_logged_once_with_the_users_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     script = [call("look_up", key="x"), call("look_up", key="y"), call("look_up", key="a"), say("done")]
@@ -222,34 +222,34 @@ async def test_a_tools_exception_is_logged_once_with_the_line_of_the_users_code(
     assert caplog.records[0].exc_info
 
 
-async def test_the_logged_traceback_of_a_tool_has_the_users_frames_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_logged_traceback_of_a_tool_has_only_the_users_frames(caplog: pytest.LogCaptureFixture) -> None:
     await ag.rollout(Desk, TASK, Scripted([call("look_up", key="x"), say("done")]))
     assert caplog.records[0].exc_info is not None
     frames = traceback.extract_tb(caplog.records[0].exc_info[2])
     assert [(Path(frame.filename).name, frame.name) for frame in frames] == [(Path(__file__).name, "look_up")]
 
 
-def test_the_logged_traceback_of_a_mistake_in_agentgym_keeps_its_frames(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_logged_traceback_of_an_agentgym_bug_keeps_its_frames(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(AttributeError) as wrong:
         failures.encodable(7)  # type: ignore[arg-type]  # as a mistake of ours would
-    error = wrong.value.with_traceback(wrong.tb.tb_next)  # without the frame of this file
+    error = wrong.value.with_traceback(wrong.tb.tb_next)  # without this file's frame
     failures.log_once("tool 'ours'", error, failures.encodable)
     assert caplog.records[0].exc_info is not None
     frames = traceback.extract_tb(caplog.records[0].exc_info[2])
     assert [frame.name for frame in frames] == ["encodable"]
 
 
-async def test_sqlite_used_in_another_thread_is_logged_with_its_cure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_sqlite_used_in_another_thread_is_logged_with_the_fix(caplog: pytest.LogCaptureFixture) -> None:
     assert "ProgrammingError" in (await run("query")).content
     assert "check_same_thread=False, or make the method async" in caplog.records[0].getMessage()
 
 
-async def test_what_a_tool_says_on_purpose_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tool_error_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert not (await run("refuse")).failed
     assert caplog.records == []
 
 
-async def test_failures_are_counted_by_tool_and_what_the_model_did_wrong_is_not() -> None:
+async def test_failures_are_counted_by_tool_without_the_models_mistakes() -> None:
     env = Desk(TASK)
     for made in (
         call("look_up", key="x"),
@@ -267,7 +267,7 @@ async def test_failures_are_counted_by_tool_and_what_the_model_did_wrong_is_not(
 
 
 @pytest.mark.parametrize("depth", [101, 600, 5000])
-async def test_arguments_nested_too_deep_are_a_tool_message_and_the_rollout_goes_on(depth: int) -> None:
+async def test_arguments_nested_too_deep_are_a_message_and_the_rollout_continues(depth: int) -> None:
     arguments = f'{{"key": {"[" * (depth - 1)}{"]" * (depth - 1)}}}'
     result = await run("look_up", arguments)
     assert result.malformed
@@ -278,11 +278,11 @@ async def test_arguments_nested_too_deep_are_a_tool_message_and_the_rollout_goes
     assert (rollout.error, rollout.stop_reason, rollout.metrics["malformed_calls"]) == (None, "answer", 1)
 
 
-async def test_a_stray_cancelled_error_is_a_failure_of_the_tools_own_code() -> None:
+async def test_a_stray_cancelled_error_is_a_failure_of_the_tool() -> None:
     class Shared(ag.ToolEnv[ag.Task]):
         @ag.tool
         async def wait(self) -> str:
-            """Wait for what somebody else has cancelled."""
+            """Wait for a future that has been cancelled elsewhere."""
             shared: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             shared.cancel()
             return await shared
@@ -306,7 +306,7 @@ ODD_ERRORS = [Mute(), Leaving(), GeneratorExit(), BaseExceptionGroup("two", [Sys
 
 
 @pytest.mark.parametrize("error", ODD_ERRORS)
-async def test_an_exception_that_cannot_say_its_text_fails_its_call_alone(error: BaseException) -> None:
+async def test_an_exception_without_printable_text_fails_only_its_call(error: BaseException) -> None:
     class Odd(ag.ToolEnv[ag.Task]):
         @ag.tool
         async def look(self) -> str:
@@ -330,7 +330,7 @@ async def test_an_exception_that_cannot_say_its_text_fails_its_call_alone(error:
         (ValueError("v"), None, "error: tool 'look' failed: ValueError: v"),
     ],
 )
-async def test_an_error_in_a_group_of_a_tools_tasks_counts_as_if_the_tool_had_raised_it(
+async def test_an_error_in_a_tools_task_group_counts_as_the_tools_error(
     error: Exception, failure: str | None, read: str | None
 ) -> None:
     class Parted(ag.ToolEnv[ag.Task]):

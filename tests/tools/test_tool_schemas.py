@@ -1,4 +1,4 @@
-"""What the model is told about a tool: one schema, read from the signature."""
+"""The description of a tool that the model gets: one schema, read from the signature."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ class Point(BaseModel):
 
 
 class Desk:
-    """Tools need no env around them."""
+    """Tools work without an env."""
 
     @ag.tool
     async def search(
@@ -54,7 +54,7 @@ def schema(name: str) -> dict[str, Any]:
     return made
 
 
-def test_the_signature_is_the_schema() -> None:
+def test_the_schema_comes_from_the_signature() -> None:
     assert schema("search") == {
         "name": "search",
         "description": "Search somewhere.",
@@ -80,11 +80,11 @@ def test_a_schema_has_no_generated_titles() -> None:
     assert "'title': 'X'" not in str(schema("plot"))
 
 
-def test_a_tool_may_have_a_name_of_its_own_and_the_order_is_that_of_the_class() -> None:
+def test_a_tool_may_be_renamed_and_tools_are_in_class_order() -> None:
     assert list(class_tools(Desk)) == ["search", "plot", "greet", "submit"]
 
 
-def test_tools_are_inherited_and_none_takes_one_away() -> None:
+def test_tools_are_inherited_and_cannot_be_removed_by_a_plain_override() -> None:
     assert list(class_tools(Wider)) == ["search", "plot", "submit", "close"]
 
 
@@ -110,7 +110,7 @@ def many(self: object, *xs: int) -> None:
     """Take many."""
 
 
-def test_the_users_own_names_and_values_are_kept_where_they_are_called_title() -> None:
+def test_users_names_and_values_called_title_are_kept() -> None:
     class title(BaseModel):
         title: str
 
@@ -134,7 +134,7 @@ def test_the_users_own_names_and_values_are_kept_where_they_are_called_title() -
     ("function", "why"),
     [(silent, "docstring"), (untyped, "'x' needs a type"), (many, "'xs' must be a named parameter")],
 )
-def test_a_tool_the_model_could_not_call_is_refused_by_name(function: Any, why: str) -> None:
+def test_a_tool_that_the_model_could_not_call_is_refused_by_name(function: Any, why: str) -> None:
     owner = type("Owner", (), {"broken": ag.tool(function)})
     with pytest.raises(ValueError, match=f"tool 'broken' of Owner: .*{why}"):
         class_tools(owner)

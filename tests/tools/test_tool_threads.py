@@ -1,4 +1,4 @@
-"""Blocking work: the loop goes on, and what nobody waits for is interrupted."""
+"""Blocking work: the event loop keeps running, and work whose caller has gone is interrupted."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ async def ended(thread: threading.Thread) -> None:
 
 
 class Busy:
-    """Computes for ever, in a plain Python loop."""
+    """Computes forever, in a plain Python loop."""
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
@@ -51,7 +51,7 @@ class Busy:
 
 
 @pytest.mark.parametrize("name", ["spin", "stubborn"])
-async def test_a_tool_that_computes_for_ever_is_ended_at_its_limit_and_the_loop_goes_on(
+async def test_a_tool_that_computes_forever_ends_at_its_limit_without_blocking_the_loop(
     name: str, no_leaks: None
 ) -> None:
     busy, beats = Busy(), 0
@@ -63,7 +63,7 @@ async def test_a_tool_that_computes_for_ever_is_ended_at_its_limit_and_the_loop_
             beats += 1
 
     beating = asyncio.create_task(beat())
-    while busy.thread is None:  # A call whose thread had not begun by then does nothing.
+    while busy.thread is None:  # A call does nothing if its thread had not started by its time limit.
         result = await dispatch(busy, name, {})
         assert (result.error, result.content) == (True, f"error: tool {name!r} timed out after 0.2 s")
     beating.cancel()
@@ -88,7 +88,7 @@ async def test_a_cancelled_caller_ends_the_work(no_leaks: None) -> None:
     await ended(found[0])
 
 
-async def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
+async def test_work_whose_caller_has_gone_is_not_started() -> None:
     begun: list[str] = []
     worker = threads._Worker(lambda: begun.append("work"), asyncio.get_running_loop(), "t")
     worker.interrupt()
@@ -99,11 +99,11 @@ async def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
     assert begun == []
 
 
-async def test_work_that_returned_is_not_interrupted_while_its_thread_still_tells_it() -> None:
+async def test_finished_work_is_not_interrupted_while_its_thread_reports_it() -> None:
     loop, returned, go_on = asyncio.get_running_loop(), threading.Event(), threading.Event()
 
     class Slow:
-        """A loop that takes its time to hear of a result."""
+        """A loop that is slow to receive a result."""
 
         def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
             returned.set()
@@ -133,7 +133,7 @@ async def test_work_that_returned_is_not_interrupted_while_its_thread_still_tell
     assert await worker.future == 7
 
 
-async def test_the_outcome_of_work_that_ended_while_its_thread_was_started_is_there_at_once() -> None:
+async def test_work_that_ends_while_its_thread_starts_has_its_result_at_once() -> None:
     class Ended(threading.Thread):
         def start(self) -> None:
             super().start()
@@ -151,7 +151,7 @@ async def test_the_outcome_of_work_that_ended_while_its_thread_was_started_is_th
     assert isinstance(raises.future.exception(), KeyError)
 
 
-async def test_the_loop_is_told_of_work_that_goes_on_when_its_thread_has_started() -> None:
+async def test_work_that_outlasts_its_threads_start_reports_to_the_loop() -> None:
     go_on = threading.Event()
     worker = threads._Worker(go_on.wait, asyncio.get_running_loop(), "t")
     worker.start()
@@ -160,14 +160,14 @@ async def test_the_loop_is_told_of_work_that_goes_on_when_its_thread_has_started
     assert await worker.future is True
 
 
-async def test_the_thread_of_a_call_is_gone_when_the_call_returns() -> None:
+async def test_a_calls_thread_has_ended_when_the_call_returns() -> None:
     before = set(threading.enumerate())
     for _ in range(300):
         await in_own_thread(lambda: None)
         assert set(threading.enumerate()) <= before
 
 
-async def test_work_that_caught_its_interruption_is_interrupted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_that_catches_its_interrupt_is_interrupted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "GRACE_S", 0.01)
     begun, loop = asyncio.Event(), asyncio.get_running_loop()
     found: list[threading.Thread] = []
@@ -208,8 +208,8 @@ async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
         found.append(threading.current_thread())
         loop.call_soon_threadsafe(inside.set)
         with suppress(threads.Interrupted):
-            release.wait()  # one call of C
-        release.wait()  # the interruption may have come before it
+            release.wait()  # one C call
+        release.wait()  # the interrupt may have come before that call
 
     working = asyncio.create_task(in_own_thread(wait))
     await inside.wait()
@@ -223,7 +223,7 @@ async def test_a_thread_that_cannot_be_ended_is_named_in_the_log(
     await ended(found[0])
 
 
-async def test_what_the_work_raises_reaches_its_caller() -> None:
+async def test_exceptions_of_the_work_reach_its_caller() -> None:
     def fail(error: BaseException) -> Any:
         raise error
 
@@ -233,7 +233,7 @@ async def test_what_the_work_raises_reaches_its_caller() -> None:
         await in_own_thread(lambda: fail(StopIteration("end")))
 
 
-async def test_a_tool_that_waits_for_nothing_is_called_without_a_timer() -> None:
+async def test_a_tool_that_awaits_nothing_is_called_without_a_timer() -> None:
     class Quick:
         @tool
         async def now(self) -> str:
@@ -247,7 +247,7 @@ async def test_a_tool_that_waits_for_nothing_is_called_without_a_timer() -> None
     assert asked == []
 
 
-async def test_a_tool_that_waits_is_held_to_its_limit_and_may_have_limits_of_its_own() -> None:
+async def test_a_waiting_tool_is_held_to_its_limit_and_may_use_timeouts_itself() -> None:
     class Slow:
         @tool(timeout_s=0.05)
         async def never(self) -> None:
@@ -302,7 +302,7 @@ class Traced(ag.ToolEnv[ag.Task]):
         return float(named.get() == self.task.id)
 
 
-async def test_plain_tools_and_rewards_see_the_context_variables_of_their_rollout_and_change_none_of_them() -> None:
+async def test_plain_tools_and_rewards_see_a_copy_of_their_rollouts_context_variables() -> None:
     tasks = [ag.Task(id=name, prompt="Go.") for name in ("a", "b")]
     groups = await run_groups(Traced, tasks, Scripted([call("plain"), say("done")]), n=2)
     said = {r.group_id: r.segments[0].turns[0].env_messages[0]["content"] for r in groups.rollouts}
@@ -311,7 +311,7 @@ async def test_plain_tools_and_rewards_see_the_context_variables_of_their_rollou
     assert named.get() == "nobody"
 
 
-async def test_a_loop_in_a_thread_pauses_no_limit_of_the_rollouts_loop() -> None:
+async def test_an_event_loop_in_a_thread_pauses_no_limit_of_the_rollouts_loop() -> None:
     async def paused() -> None:
         with off_the_clock():
             await asyncio.sleep(0)

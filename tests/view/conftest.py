@@ -1,4 +1,4 @@
-"""A cache of the tests' own, where viewers keep their search indexes."""
+"""A separate cache for the tests, in which viewers keep their search indexes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Runs for the tests of the viewer: folders as a run leaves them, written by the real writer."""
+"""Runs for the viewer's tests: folders as a run leaves them, written by the real writer."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,10 @@ def token_bytes(model: str, ids: Sequence[int]) -> Mapping[int, bytes]:
 def make_run(
     folder: Path, *, steps: int = 3, env: Sequence[str] = ("Chase",), recipe: str = "chase_grpo", said: str = "said"
 ) -> Path:
-    """A finished run of `steps` steps: in each a group of three rollouts, one failed, and a held-out evaluation."""
+    """Write a finished run of `steps` steps, with an evaluation.
+
+    Each step has a group of three rollouts, one of which failed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     envs = {name: {"where": f"envs.{name}:{name}", "version": "1", "sha256": "ab" * 32} for name in env}
     settings = {"versions": {"python": "3.11"}, "envs": envs, "settings": {"recipe": recipe, "max_steps": steps}}
@@ -49,13 +52,13 @@ def make_run(
 
 
 def attempts(step: int, said: str) -> list[Rollout]:
-    """Three rollouts of one task: two rewards, and a failure."""
+    """Return three rollouts of one task: two with rewards, and a failure."""
     made = [rollout(f"task{step}/{place}", reward) for place, reward in enumerate((1.0, None, 0.25 * step))]
     return [*made[:2], replace(made[2], segments=(talk(said),))]
 
 
 def talk(said: str) -> Segment:
-    """A segment of two turns with a system message, an answer of a tool and a last word."""
+    """Return a segment of two turns with a system message, a tool's result and a final message."""
     sampled = np.array([False, True, True, False, True])
     times = [(0.5, 0.125, 1.0, 0.25), (2.0, 0.0, 0.5, 0.0)]
     turns = tuple(
@@ -89,7 +92,7 @@ def talk(said: str) -> Segment:
 
 
 def trained(name: str) -> Trained:
-    """What a step computes for each rollout of `make_run` that has a reward: log-probabilities and two advantages."""
+    """Return a step's numbers for each scored rollout of `make_run`: log-probabilities and two advantages."""
     many = 3 if name.endswith("/2") else 6
     return Trained(
         rollout_id=name,
@@ -101,14 +104,14 @@ def trained(name: str) -> Trained:
 
 
 def add_rollouts(folder: Path, names: Sequence[str], *, step: int, done: int | None = None) -> None:
-    """Write more rollouts, as a run does that goes on, or that is resumed where `done` steps are done."""
+    """Write more rollouts, as a run does that continues, or one that is resumed after `done` steps."""
     with RolloutWriter(folder, done=step if done is None else done) as writer:
         writer.add([Group(group_id=name.partition("/")[0], rollouts=(rollout(name),)) for name in names], step=step)
 
 
 @contextmanager
 def client(*folders: Path, token: str | None = None) -> Iterator[TestClient]:
-    """A client of a server on these folders; `client.indexing` is that of the server."""
+    """Yield a client of a server on these folders; `client.indexing` is the server's."""
     with Indexing() as indexing:
         app = application(Runs(list(folders)), indexing, token=token, hosts=HOSTS)
         made = TestClient(app, base_url="http://127.0.0.1:8765", follow_redirects=False)

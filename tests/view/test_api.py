@@ -1,4 +1,4 @@
-"""The addresses of the viewer: what they answer agrees with the run's folder, and every query is answered."""
+"""The viewer's API: its responses agree with the run's folder, and every query gets a response."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def get(asked: TestClient, address: str, **query: object) -> Any:
     return answer.json()
 
 
-def test_every_run_below_a_folder_is_offered_with_its_metrics(asked: TestClient, run: Path) -> None:
+def test_every_run_below_a_folder_is_listed_with_its_metrics(asked: TestClient, run: Path) -> None:
     (found,) = get(asked, "/api/runs")["runs"]
     assert found["name"] == "mine"
     assert found["folder"] == str(run)
@@ -60,7 +60,7 @@ def test_every_run_below_a_folder_is_offered_with_its_metrics(asked: TestClient,
     assert found["env"] == {"Chase": "envs.Chase:Chase, version 1, sha256 abababababab"}
 
 
-def test_a_run_says_its_settings_and_what_can_be_filtered_by(asked: TestClient, base: str) -> None:
+def test_a_run_has_its_settings_and_possible_filters(asked: TestClient, base: str) -> None:
     found = get(asked, base)
     assert found["settings"] == {"recipe": "chase_grpo", "max_steps": 3}
     assert found["versions"] == {"python": "3.11"}
@@ -70,7 +70,7 @@ def test_a_run_says_its_settings_and_what_can_be_filtered_by(asked: TestClient, 
     assert found["summary"] is None
 
 
-def test_metrics_come_line_by_line_with_the_time_of_the_steps(asked: TestClient, base: str, run: Path) -> None:
+def test_metrics_come_by_line_with_the_steps_time(asked: TestClient, base: str, run: Path) -> None:
     found = get(asked, f"{base}/metrics")
     assert found["lines"] == 4
     assert [row["held_out"] for row in found["rows"]] == [True, False, False, False]
@@ -93,7 +93,7 @@ NAMES_OF_FIGURES = st.sampled_from(["reward", "eval/reward", "time/step", "a b",
     ),
     steps=st.lists(st.integers(-9, 10**20) | st.text(max_size=1), min_size=4, max_size=4),
 )
-def test_a_line_that_is_passed_on_as_it_is_says_what_one_that_was_read_says(
+def test_a_line_that_is_passed_through_equals_one_that_was_parsed(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], steps: list[Any]
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
@@ -103,25 +103,25 @@ def test_a_line_that_is_passed_on_as_it_is_says_what_one_that_was_read_says(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentgym.view.metrics._plain_row", lambda line: None)
         read = metric_rows(folder).as_json()
-    same = whole_characters(json.dumps(strictly(found), ensure_ascii=False))  # what was read has no half characters
+    same = whole_characters(json.dumps(strictly(found), ensure_ascii=False))  # read back without lone surrogates
     assert json.loads(same) == strictly(read)
 
 
 def strictly(text: bytes) -> Any:
-    """A text read as a browser reads JSON."""
-    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    """Parse a text as strictly as a browser parses JSON."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 @pytest.mark.parametrize(
     "line", ['{"step": 1, "a": 007}', '{"step": 01}', '{"step": 1, "a": +1}', '{"step": 1, "a": .5}']
 )
-def test_a_line_that_only_looks_like_json_spoils_no_other(tmp_path: Path, line: str) -> None:
+def test_a_line_that_only_looks_like_json_does_not_affect_others(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0}}\n{line}\n')
     found = json.loads(metric_rows(tmp_path).as_json())
     assert found["rows"] == [{"step": 0, "time": 0.0, "held_out": False, "metrics": {}}]
 
 
-def test_lines_that_a_resumed_run_wrote_again_are_told_from_those_that_the_page_has(tmp_path: Path) -> None:
+def test_lines_that_a_resumed_run_repeated_are_distinguished_from_known_ones(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     path = run / "metrics.jsonl"
     with client(run) as asked:
@@ -139,7 +139,7 @@ def test_lines_that_a_resumed_run_wrote_again_are_told_from_those_that_the_page_
     assert (more["from"], [row["step"] for row in more["rows"]]) == (6, [2])
 
 
-def test_a_line_that_is_still_being_written_is_left_for_the_next_time(tmp_path: Path) -> None:
+def test_a_line_that_is_still_being_written_is_left_for_the_next_request(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     with (run / "metrics.jsonl").open("a") as lines:
         lines.write('{"step": 3, "reward": 0.5}\nno json\n{"step": 4, "rew')
@@ -151,7 +151,7 @@ def test_a_line_that_is_still_being_written_is_left_for_the_next_time(tmp_path: 
     assert [row["step"] for row in metrics["rows"]] == [3]
 
 
-def test_a_page_of_the_table_has_the_rows_that_are_asked_for(asked: TestClient, base: str) -> None:
+def test_a_page_of_the_table_has_the_requested_rows(asked: TestClient, base: str) -> None:
     found = get(asked, f"{base}/rollouts", phase="train", sort="reward", order="desc", limit=3)
     assert (found["total"], found["offset"], found["indexed"]) == (9, 0, None)
     assert [row["reward"] for row in found["rows"]] == [1.0, 1.0, 1.0]
@@ -166,7 +166,7 @@ def test_a_page_of_the_table_has_the_rows_that_are_asked_for(asked: TestClient, 
     assert get(asked, f"{base}/rollouts", env="Nim")["total"] == 0
 
 
-def test_the_env_of_a_mixture_is_the_one_that_the_tasks_name_begins_with(tmp_path: Path) -> None:
+def test_the_env_of_a_mixtures_rollout_is_the_prefix_of_its_task_id(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine", env=["task0", "task1"])
     add_rollouts(run, ["task0/1", "task1/7"], step=5)
     with client(run) as asked:
@@ -180,7 +180,7 @@ def test_the_env_of_a_mixture_is_the_one_that_the_tasks_name_begins_with(tmp_pat
     }
 
 
-def test_a_rollout_comes_whole_with_its_neighbors(asked: TestClient, base: str, run: Path) -> None:
+def test_a_rollout_is_complete_and_has_its_neighbors(asked: TestClient, base: str, run: Path) -> None:
     found = get(asked, f"{base}/rollouts/6")
     with RolloutStore(run) as store:
         stored = store.get(6)
@@ -199,7 +199,7 @@ def test_a_rollout_comes_whole_with_its_neighbors(asked: TestClient, base: str, 
     assert last["neighbors"]["next"] is None
 
 
-def test_a_failed_rollout_says_where_and_how(asked: TestClient, base: str) -> None:
+def test_a_failed_rollout_has_its_place_and_error(asked: TestClient, base: str) -> None:
     found = get(asked, f"{base}/rollouts/2")
     assert found["failure"] == {
         "type": "EnvError",
@@ -214,7 +214,7 @@ def test_a_failed_rollout_says_where_and_how(asked: TestClient, base: str) -> No
     assert kind["traceback"] == "Traceback ..\n"
 
 
-def test_text_from_models_and_tools_comes_as_text_of_whole_characters(asked: TestClient, base: str) -> None:
+def test_text_from_models_and_tools_has_no_lone_surrogates(asked: TestClient, base: str) -> None:
     (segment,) = get(asked, f"{base}/rollouts/6")["segments"]
     (opening,) = segment["opening"]
     shown = "".join(block.get("text", "") for block in opening["blocks"])
@@ -243,14 +243,14 @@ def test_tokens_agree_with_the_store_in_every_window(
     assert {name: found[name] for name in whole} == {name: of[start : start + count] for name, of in whole.items()}
 
 
-def test_tokens_that_were_not_trained_on_say_so(asked: TestClient, base: str) -> None:
+def test_untrained_tokens_are_labeled(asked: TestClient, base: str) -> None:
     found = get(asked, f"{base}/rollouts/10/tokens")
     assert sum(found["sampled"]) == 6
     assert set(found["trained"]) == {0}
     assert set(found["ratios"]) == set(found["advantages"]) == {None}
 
 
-def test_a_group_has_its_attempts_and_their_baseline(asked: TestClient, base: str) -> None:
+def test_a_group_has_its_attempts_and_the_baseline(asked: TestClient, base: str) -> None:
     found = get(asked, f"{base}/groups", task="task2", step=2, phase="train")
     assert [row["number"] for row in found["attempts"]] == [7, 8, 9]
     assert [row["advantage"] for row in found["attempts"]] == [0.5, None, 0.5]
@@ -268,7 +268,7 @@ def test_tasks_are_listed_and_each_has_its_visits(asked: TestClient, base: str) 
     assert one["visits"] == [{"step": 1, "phase": "train", "rewards": [1.0, None, 0.25], "numbers": [4, 5, 6]}]
 
 
-def test_a_histogram_and_the_names_of_metrics_are_had(asked: TestClient, base: str) -> None:
+def test_the_reward_histogram_and_the_names_of_metrics_are_served(asked: TestClient, base: str) -> None:
     found = get(asked, f"{base}/reward-histogram", bins=4)
     assert sum(found["counts"]) == 7
     groups = get(asked, "/api/metrics-names")["groups"]
@@ -298,7 +298,7 @@ def test_a_histogram_and_the_names_of_metrics_are_had(asked: TestClient, base: s
         ("/api/runs/", 404, "no such URL"),
     ],
 )
-def test_what_is_wrong_with_an_address_is_said_in_a_sentence(
+def test_an_invalid_url_gives_an_error_message(
     asked: TestClient, base: str, address: str, status: int, sentence: str
 ) -> None:
     answer = asked.get(address.format(base=base))
@@ -315,7 +315,7 @@ PLACES += ["/failures", "/reward-histogram"]
 
 @settings(max_examples=250, deadline=None)
 @given(place=st.sampled_from(PLACES), query=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
-def test_every_query_has_an_answer_or_a_sentence(
+def test_every_query_gets_a_response_or_an_error_message(
     asked: TestClient, base: str, place: str, query: dict[str, str]
 ) -> None:
     sound = {name: value.encode("utf-8", "replace").decode() for name, value in query.items()}
@@ -325,7 +325,7 @@ def test_every_query_has_an_answer_or_a_sentence(
         assert set(answer.json()) == {"error"}
 
 
-def test_metrics_that_are_not_finite_are_null(tmp_path: Path) -> None:
+def test_non_finite_metrics_are_null(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     with (run / "metrics.jsonl").open("a") as lines:
         lines.write(json.dumps({"step": 3, "reward": math.nan, "loss": math.inf}) + "\n")
@@ -334,7 +334,7 @@ def test_metrics_that_are_not_finite_are_null(tmp_path: Path) -> None:
         assert get(asked, f"{base}/metrics", after=4)["rows"][0]["metrics"] == {"reward": None, "loss": None}
 
 
-def test_a_run_that_begins_after_the_viewer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_starts_after_the_viewer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentgym.view.runs.LOOK_AGAIN_S", 0.0)
     with client(tmp_path) as asked:
         assert get(asked, "/api/runs")["runs"] == []
@@ -343,7 +343,7 @@ def test_a_run_that_begins_after_the_viewer_is_found(tmp_path: Path, monkeypatch
     assert found["name"] == "recipe/20260801-101500"
 
 
-def test_a_run_without_rollouts_yet_is_shown_by_its_metrics(tmp_path: Path) -> None:
+def test_a_run_without_rollouts_is_shown_with_its_metrics(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     for path in run.glob(f"{FILE}*"):
         path.unlink()
@@ -357,7 +357,7 @@ def test_a_run_without_rollouts_yet_is_shown_by_its_metrics(tmp_path: Path) -> N
     assert "has no rollouts yet" in answer.json()["error"]
 
 
-def test_a_damaged_store_is_a_sentence_and_other_runs_are_shown(tmp_path: Path) -> None:
+def test_a_damaged_store_gives_an_error_message_and_other_runs_are_shown(tmp_path: Path) -> None:
     good, bad = make_run(tmp_path / "good"), make_run(tmp_path / "bad")
     (bad / FILE).write_bytes(b"no store at all" * 1000)
     with client(tmp_path) as asked:
@@ -369,7 +369,7 @@ def test_a_damaged_store_is_a_sentence_and_other_runs_are_shown(tmp_path: Path) 
     assert ".recover" in answer.json()["error"]
 
 
-def test_what_fails_in_the_viewer_is_a_sentence_and_in_its_log(
+def test_an_internal_error_gives_a_message_and_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = make_run(tmp_path / "mine")
@@ -387,7 +387,7 @@ def test_what_fails_in_the_viewer_is_a_sentence_and_in_its_log(
     assert "Traceback" in caplog.text
 
 
-def test_metrics_are_read_on_from_where_they_were_and_anew_where_they_were_cut(tmp_path: Path) -> None:
+def test_metrics_are_read_incrementally_and_again_if_the_log_was_cut(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     path = run / "metrics.jsonl"
     before = path.read_bytes()
@@ -403,12 +403,12 @@ def test_metrics_are_read_on_from_where_they_were_and_anew_where_they_were_cut(t
         assert (found["lines"], found["steps_done"]) == (6, 5)
         assert get(asked, "/api/runs")["runs"][0]["reward_last"] == 0.75
         (run / "fresh").write_bytes(before[: before.index(b"\n") + 1])
-        (run / "fresh").replace(path)  # as a run that is resumed does
+        (run / "fresh").replace(path)  # as a resumed run does
         found = get(asked, f"{base}/state")
     assert (found["lines"], found["steps_done"]) == (1, 0)
 
 
-def test_a_run_is_live_while_a_process_holds_its_folder(tmp_path: Path) -> None:
+def test_a_run_is_live_while_a_process_locks_its_folder(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     with client(run) as asked:
         with hold_folder(run):
@@ -427,7 +427,7 @@ def test_a_run_whose_process_was_killed_is_not_live(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("refusal", "live"), [(ProcessLookupError, False), (PermissionError, True)])
-def test_a_process_of_another_user_runs(
+def test_a_process_of_another_user_counts_as_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: type[OSError], live: bool
 ) -> None:
     run = make_run(tmp_path / "mine")
@@ -435,7 +435,7 @@ def test_a_process_of_another_user_runs(
     for path in run.iterdir():
         os.utime(path, (0, 0))
 
-    def refused(process: int, number: int) -> None:  # root, who may run the tests, is never refused
+    def refused(process: int, number: int) -> None:  # the tests may run as root, who is never refused
         raise refusal
 
     monkeypatch.setattr("agentgym.view.runs.os.kill", refused)
@@ -443,7 +443,7 @@ def test_a_process_of_another_user_runs(
         assert get(asked, "/api/runs")["runs"][0]["live"] is live
 
 
-def test_a_number_that_no_process_can_have_is_none_that_runs(tmp_path: Path) -> None:
+def test_an_impossible_process_id_does_not_count_as_running(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     (run / ".lock").write_text("9" * 30)
     for path in run.iterdir():
@@ -452,17 +452,17 @@ def test_a_number_that_no_process_can_have_is_none_that_runs(tmp_path: Path) -> 
         assert get(asked, "/api/runs")["runs"][0]["live"] is False
 
 
-def test_a_link_to_a_run_is_answered_before_anybody_asked_for_the_list(tmp_path: Path) -> None:
+def test_a_link_to_a_run_works_before_the_list_was_requested(tmp_path: Path) -> None:
     run = run_of(make_run(tmp_path / "mine"))
     with client(tmp_path) as asked:
         assert get(asked, f"/api/runs/{run.key}")["name"] == "mine"
 
 
-def test_a_page_of_the_table_has_200_rows_unasked() -> None:
+def test_a_page_of_the_table_has_200_rows_by_default() -> None:
     assert paging({}) == (0, 200)
 
 
-def test_an_evaluation_is_offered_with_its_score(tmp_path: Path) -> None:
+def test_an_evaluation_is_listed_with_its_score(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     (run / "metrics.jsonl").unlink()
     (run / "settings.json").write_text('{"env": "envs.chase.env:Chase", "model": "tiny", "versions": {}, "envs": {}}')
@@ -486,14 +486,14 @@ def test_an_evaluation_without_a_score_has_the_mean_of_its_rollouts(tmp_path: Pa
         assert get(asked, "/api/runs")["runs"][0]["reward_last"] == 0.75
 
 
-def test_the_reward_of_a_training_is_that_of_its_last_step(tmp_path: Path) -> None:
+def test_the_reward_of_a_training_run_is_that_of_its_last_step(tmp_path: Path) -> None:
     (make_run(tmp_path / "mine") / "summary.json").write_text('{"reward_last": 0.5}')  # which is a mean of several
     with client(tmp_path) as asked:
         assert get(asked, "/api/runs")["runs"][0]["reward_last"] == 1.0
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "settings.json"])
-def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, name: str) -> None:
+def test_a_run_that_cannot_be_read_does_not_hide_others(tmp_path: Path, name: str) -> None:
     for run in ("one", "two"):
         make_run(tmp_path / run)
     (tmp_path / "one" / name).unlink()
@@ -502,15 +502,15 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, name: str) -> 
         assert [run["name"] for run in get(asked, "/api/runs")["runs"]] == ["one", "two"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
-def test_a_folder_that_may_not_be_looked_into_hides_no_run(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read every folder")
+def test_a_folder_without_permission_does_not_hide_runs(tmp_path: Path) -> None:
     make_run(tmp_path / "mine")
     (tmp_path / "another's").mkdir(mode=0)
     with client(tmp_path) as asked:
         assert [run["name"] for run in get(asked, "/api/runs")["runs"]] == ["mine"]
 
 
-def test_rewards_near_the_largest_number_have_a_histogram_and_a_group(tmp_path: Path) -> None:
+def test_rewards_near_the_largest_float_have_a_histogram_and_a_group(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path / "mine") as writer:
         writer.add([group(rollout("t/0", 1e308), rollout("t/1", -1e308), rollout("t/2", 0.0))], step=0)
     with client(tmp_path) as asked:
@@ -520,7 +520,7 @@ def test_rewards_near_the_largest_number_have_a_histogram_and_a_group(tmp_path: 
         assert len(get(asked, f"{base}/groups", task="t", step=0)["attempts"]) == 3
 
 
-def test_metrics_that_no_float_can_hold_are_left_out(tmp_path: Path) -> None:
+def test_metrics_too_large_for_a_float_are_left_out(tmp_path: Path) -> None:
     lines = [f'{{"step": 0, "time/step": 1{"0" * 400}, "reward": 1}}', '{"step": 1, "time/step": NaN, "reward": 2}']
     (make_run(tmp_path / "mine") / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     with client(tmp_path) as asked:
@@ -541,7 +541,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("table", "column", "address"), DAMAGED)
-def test_bytes_of_the_store_that_are_damaged_are_said(tmp_path: Path, table: str, column: str, address: str) -> None:
+def test_damaged_bytes_of_the_store_are_reported(tmp_path: Path, table: str, column: str, address: str) -> None:
     folder = make_run(tmp_path / "mine")
     with sqlite3.connect(folder / FILE) as store:
         store.execute("INSERT OR IGNORE INTO tasks VALUES ('task0', x'')")
@@ -573,7 +573,7 @@ COLUMNS = [
 
 
 @pytest.mark.parametrize(("table", "column", "kind"), COLUMNS)
-def test_a_value_of_another_kind_than_its_column_is_named_and_never_a_fault_of_the_viewer(
+def test_a_value_of_the_wrong_type_is_named_and_is_not_an_internal_error(
     tmp_path: Path, table: str, column: str, kind: str
 ) -> None:
     folder = make_run(tmp_path / "mine")

@@ -1,4 +1,4 @@
-"""Messages as blocks: nothing of a text is lost, and whatever a message holds has a form."""
+"""Messages as blocks: no part of a text is lost, and any message can be displayed."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.view.made_runs import HOSTILE
 CODE = 'def f(x):\n    """Say."""\n    return x + 1  # one\n'
 
 
-def test_text_and_code_between_fences_are_blocks_in_their_order() -> None:
+def test_text_and_fenced_code_become_blocks_in_order() -> None:
     found = list(text_blocks(f"Look:\n```python\n{CODE}```\nand\n~~~\nplain\n~~~\n", Colors()))
     assert [block["kind"] for block in found] == ["text", "code", "text", "code"]
     assert (found[1]["language"], found[1]["text"]) == ("python", CODE)
@@ -20,7 +20,7 @@ def test_text_and_code_between_fences_are_blocks_in_their_order() -> None:
     assert found[3]["spans"] == [("", "plain\n")]
 
 
-def test_a_fence_that_is_not_closed_holds_the_rest() -> None:
+def test_an_unclosed_fence_contains_the_rest() -> None:
     (found,) = text_blocks("```sh\nls -l\n", Colors())
     assert (found["kind"], found["text"]) == ("code", "ls -l\n")
 
@@ -29,11 +29,11 @@ def test_a_fence_that_is_not_closed_holds_the_rest() -> None:
     st.text() | st.sampled_from([CODE, HOSTILE, "a\r\nb\x0c", "\n\n  x", "'''"]),
     st.sampled_from(["python", "bash", "json", "html", "nix", ""]),
 )
-def test_colored_code_is_the_code(text: str, language: str) -> None:
+def test_highlighting_does_not_change_the_code(text: str, language: str) -> None:
     assert "".join(piece for _, piece in spans(text, language)) == text
 
 
-def test_of_very_much_code_the_first_part_is_colored_and_all_of_it_shown() -> None:
+def test_the_first_part_of_much_code_is_highlighted_and_all_of_it_shown() -> None:
     code = "x = 1\n" * 2000
     patient = Colors(seconds=1e9)  # however slow the machine is
     blocks = message_blocks({"role": "user", "content": f"```python\n{code}```\n" * 20}, patient)["blocks"]
@@ -45,13 +45,13 @@ def test_of_very_much_code_the_first_part_is_colored_and_all_of_it_shown() -> No
 DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,2 @@ def f\n same\n-old\n+new\n"
 
 
-def test_letters_of_arguments_are_shown_as_they_are() -> None:
+def test_non_ascii_letters_in_arguments_are_not_escaped() -> None:
     (found,) = call({"word": "Straße 漢字"})
     assert found["arguments"] == '{\n  "word": "Straße 漢字"\n}'
 
 
 @pytest.mark.parametrize("text", [f"```diff\n{DIFF}```", f"```\n{DIFF}```", DIFF])
-def test_a_unified_diff_is_shown_as_one(text: str) -> None:
+def test_a_unified_diff_is_shown_as_a_diff(text: str) -> None:
     (found,) = text_blocks(text, Colors())
     assert found["kind"] == "diff"
     assert found["lines"][2:] == [("@", "@@ -1,2 +1,2 @@ def f"), (" ", "same"), ("-", "old"), ("+", "new")]
@@ -63,7 +63,7 @@ def call(arguments: Any, name: str = "edit") -> list[dict[str, Any]]:
     )
 
 
-def test_a_call_shows_its_arguments_and_the_code_among_them() -> None:
+def test_a_call_shows_its_arguments_and_any_code_in_them() -> None:
     made, code = call({"code": CODE}, "python")
     assert made == {"kind": "call", "name": "python", "arguments": made["arguments"], "id": "call1"}
     assert made["arguments"].startswith('{\n  "code": "def f')
@@ -73,17 +73,17 @@ def test_a_call_shows_its_arguments_and_the_code_among_them() -> None:
 
 
 @pytest.mark.parametrize("names", [("old", "new"), ("old_str", "new_str"), ("old_string", "new_string")])
-def test_an_edit_is_shown_as_its_change(names: tuple[str, str]) -> None:
+def test_an_edit_is_shown_as_a_diff(names: tuple[str, str]) -> None:
     _, change = call({"path": "x.py", names[0]: "same\nold\n", names[1]: "same\nnew\nmore\n"})
     assert change["lines"] == [(" ", "same"), ("-", "old"), ("+", "new"), ("+", "more")]
 
 
-def test_a_call_that_is_no_json_keeps_the_models_text() -> None:
+def test_a_call_with_invalid_json_keeps_the_models_text() -> None:
     assert call('{"cmd": oops')[0]["arguments"] == '{"cmd": oops'
     assert call(None)[0]["arguments"] == "{}"
 
 
-def test_the_answer_of_a_tool_and_the_thoughts_of_a_model_are_blocks_of_their_own() -> None:
+def test_tool_results_and_reasoning_are_separate_blocks() -> None:
     found = message_blocks({"role": "tool", "name": "bash", "content": HOSTILE})
     assert found["blocks"] == [{"kind": "result", "name": "bash", "text": HOSTILE, "is_error": False}]
     found = message_blocks({"role": "assistant", "reasoning_content": "hm", "content": "so"})
@@ -102,7 +102,7 @@ def test_the_answer_of_a_tool_and_the_thoughts_of_a_model_are_blocks_of_their_ow
         (7, None),
     ],
 )
-def test_an_image_is_shown_only_from_its_own_bytes_and_never_as_svg(url: Any, shown: str | None) -> None:
+def test_an_image_is_shown_only_from_inline_data_and_never_as_svg(url: Any, shown: str | None) -> None:
     (found,) = content_blocks([{"type": "image_url", "image_url": {"url": url}}], Colors())
     assert (found["kind"], found["data_url"]) == ("image", shown)
 
@@ -116,7 +116,7 @@ FIELDS = st.sampled_from(["role", "content", "reasoning_content", "tool_calls", 
 
 
 @given(st.dictionaries(FIELDS, ANYTHING, max_size=6) | ANYTHING)
-def test_whatever_a_message_holds_has_a_form(message: Any) -> None:
+def test_any_message_content_can_be_displayed(message: Any) -> None:
     found = message_blocks(message)
     assert set(found) == {"role", "blocks"}
     assert all("kind" in block for block in found["blocks"])
@@ -124,14 +124,14 @@ def test_whatever_a_message_holds_has_a_form(message: Any) -> None:
 
 
 @pytest.mark.parametrize(("begin", "on"), [("```", "a"), ("```", " "), ("~~~", "~"), ("```a", " `")])
-def test_a_line_that_only_begins_like_a_fence_is_read_once(begin: str, on: str) -> None:
-    """What gives back a letter at a time reads such a line as many times as it has letters: for minutes."""
+def test_a_line_that_only_starts_like_a_fence_is_read_once(begin: str, on: str) -> None:
+    """An expression that backtracks character by character reads the line once per character, for minutes."""
     line = begin + on * 500_000
     assert list(text_blocks(line, Colors())) == [{"kind": "text", "text": line}]
 
 
-def test_an_edit_of_many_lines_that_are_nearly_alike_is_compared_by_whole_lines() -> None:
-    """A comparison of letters within so many lines takes minutes."""
+def test_a_large_edit_with_similar_lines_is_compared_by_whole_lines() -> None:
+    """A comparison by letters within this many lines takes minutes."""
     old, new = ([f"number {place:04d}{end}" for place in range(490)] for end in "xy")
     call = {
         "function": {"name": "edit", "arguments": {"old": "\n".join(old), "new": "\n".join(["same", *new, "same"])}}
@@ -140,7 +140,7 @@ def test_an_edit_of_many_lines_that_are_nearly_alike_is_compared_by_whole_lines(
     assert diff["lines"] == [("-", line) for line in old] + [("+", line) for line in ("same", *new, "same")]
 
 
-def test_of_very_many_edits_the_first_are_compared_and_all_are_shown() -> None:
+def test_the_first_of_very_many_edits_are_compared_and_all_are_shown() -> None:
     colors = Colors(left=10)
     call = {"function": {"name": "edit", "arguments": {"old": "a\nb", "new": "a\nc"}}}
     shown = [call_blocks(call, colors)[1]["lines"] for _ in range(2)]
@@ -150,13 +150,13 @@ def test_of_very_many_edits_the_first_are_compared_and_all_are_shown() -> None:
 @pytest.mark.parametrize(
     ("language", "text"), [("python", "\t\n" * 9_000 + "x"), ("java", "a " * 9_000), ("console", "(" * 19_000)]
 )
-def test_long_lines_and_wide_gaps_of_code_are_shown_plain(language: str, text: str) -> None:
-    """The expressions of these languages take seconds to minutes on them."""
+def test_code_with_long_lines_or_wide_gaps_is_not_highlighted(language: str, text: str) -> None:
+    """The highlighters of these languages take seconds to minutes on them."""
     assert Colors().of(text, language) == [("", text)]
 
 
-def test_code_whose_colors_take_too_long_is_shown_plain() -> None:
-    """Each of these comments is looked for up to the end of the text."""
+def test_code_that_takes_too_long_to_highlight_is_shown_plain() -> None:
+    """The end of each of these comments is searched up to the end of the text."""
     text = "/*\n" * 6_000
     assert spans(text, "javascript", within=0.0) == [("", text)]
     colors = Colors(seconds=0.0)

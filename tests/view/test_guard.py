@@ -1,4 +1,4 @@
-"""The guard of the viewer: who is answered, and what a browser may do with the answers."""
+"""The viewer's guard: who gets a response, and what a browser may do with it."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ PLACES = ["/", "/app.js", "/api/runs", "/api/runs/x/rollouts/1", "/api/nix", "/n
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_without_the_token_nothing_is_answered(tmp_path: Path, place: str) -> None:
+def test_requests_without_the_token_are_refused(tmp_path: Path, place: str) -> None:
     with client(tmp_path, token=TOKEN) as asked:
         for query in ("", "?token=", "?token=wrong", "?token=right-token2", "?token=%F0%9F"):
             answer = asked.get(place + query)
@@ -28,7 +28,7 @@ def test_without_the_token_nothing_is_answered(tmp_path: Path, place: str) -> No
 
 
 @pytest.mark.parametrize("query", ["token=right-token", "a=1&token=right-token", "token=right-token&x=%26+%C3%A9"])
-def test_the_first_visit_leaves_a_cookie_and_an_address_without_the_token(tmp_path: Path, query: str) -> None:
+def test_the_first_visit_sets_a_cookie_and_removes_the_token_from_the_url(tmp_path: Path, query: str) -> None:
     make_run(tmp_path / "mine")
     with client(tmp_path, token=TOKEN) as asked:
         answer = asked.get(f"/?{query}")
@@ -45,8 +45,8 @@ def test_the_first_visit_leaves_a_cookie_and_an_address_without_the_token(tmp_pa
         assert asked.get(f"{place}nix").status_code == 404
 
 
-def test_a_browser_brings_the_cookie_to_no_other_server_on_the_machine(tmp_path: Path) -> None:
-    """Cookies know no ports: only their path keeps them from whatever else is opened on 127.0.0.1."""
+def test_a_browser_sends_the_cookie_to_no_other_server_on_the_machine(tmp_path: Path) -> None:
+    """Cookies don't depend on ports: only their path keeps them from other servers on 127.0.0.1."""
     with client(tmp_path, token=TOKEN) as asked:
         answer = asked.get(f"/?token={TOKEN}")
         place = answer.headers["location"]
@@ -61,7 +61,7 @@ def test_a_browser_brings_the_cookie_to_no_other_server_on_the_machine(tmp_path:
 
 
 @pytest.mark.parametrize("path", ["//evil.example/x", "/\\evil.example", "///evil.example", "/%2f%2fevil.example"])
-def test_the_token_leads_to_no_other_host(tmp_path: Path, path: str) -> None:
+def test_the_token_cannot_redirect_to_another_host(tmp_path: Path, path: str) -> None:
     with client(tmp_path, token=TOKEN) as asked:
         location = asked.get(f"http://127.0.0.1:8765{path}?token={TOKEN}").headers["location"]
     assert location.startswith("/")
@@ -71,7 +71,7 @@ def test_the_token_leads_to_no_other_host(tmp_path: Path, path: str) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8765", "", "0.0.0.0", "[::2]:1"]
 )
-def test_another_host_name_is_refused_so_that_no_rebound_name_reaches_the_server(tmp_path: Path, host: str) -> None:
+def test_other_host_names_are_refused_to_prevent_dns_rebinding(tmp_path: Path, host: str) -> None:
     with client(tmp_path) as asked:
         answer = asked.get("/api/runs", headers={"Host": host})
     assert answer.status_code == 403
@@ -81,21 +81,19 @@ def test_another_host_name_is_refused_so_that_no_rebound_name_reaches_the_server
 @pytest.mark.parametrize(
     ("host", "status"), [("10.0.0.7:80", 200), ("[fe80::1]:80", 200), ("evil.example", 403), ("[evil", 403)]
 )
-def test_a_server_for_the_network_answers_to_addresses_of_numbers_and_to_no_strange_name(
-    host: str, status: int
-) -> None:
+def test_a_network_server_accepts_numeric_addresses_and_known_names_only(host: str, status: int) -> None:
     app = application(Runs([]), Indexing(), token=None, hosts=HOSTS, numbers=True)
     assert TestClient(app, base_url="http://127.0.0.1").get("/", headers={"Host": host}).status_code == status
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST:8765"])
-def test_this_machines_names_are_answered(tmp_path: Path, host: str) -> None:
+def test_names_of_this_machine_are_accepted(tmp_path: Path, host: str) -> None:
     with client(tmp_path) as asked:
         assert asked.get("/api/runs", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_only_get_is_answered_and_nothing_is_granted_to_other_origins(tmp_path: Path, method: str) -> None:
+def test_only_get_is_allowed_and_other_origins_get_no_permissions(tmp_path: Path, method: str) -> None:
     with client(tmp_path) as asked:
         answer = asked.request(method, "/api/runs", headers={"Origin": "https://evil.example"})
         assert answer.status_code == 405
@@ -104,7 +102,7 @@ def test_only_get_is_answered_and_nothing_is_granted_to_other_origins(tmp_path: 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_every_answer_forbids_scripts_of_others_frames_and_guessing_of_types(tmp_path: Path, place: str) -> None:
+def test_every_response_forbids_foreign_scripts_frames_and_type_sniffing(tmp_path: Path, place: str) -> None:
     with client(tmp_path, token=TOKEN) as asked:
         refused = asked.get(place)
         below = asked.get(f"/?token={TOKEN}").headers["location"].rstrip("/")
@@ -117,7 +115,7 @@ def test_every_answer_forbids_scripts_of_others_frames_and_guessing_of_types(tmp
 
 
 def status_of(path: str) -> int:
-    """What the server answers to a path as it is, which no client has made a better one of."""
+    """Return the status for a path that no client has normalized."""
     app = application(Runs([]), Indexing(), token=None, hosts=HOSTS)
     said: list[Any] = []
 
@@ -156,11 +154,11 @@ def test_no_path_leads_out_of_the_pages_folder(path: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(path=st.text(st.sampled_from(list("./\\%2ef0~:ainpgs\0")), min_size=1, max_size=20))
-def test_whatever_is_asked_for_is_a_file_of_the_page_or_missing(path: str) -> None:
+def test_any_path_is_a_file_of_the_page_or_missing(path: str) -> None:
     assert status_of(f"/{path}") == (200 if path in page_files() else 404)
 
 
-def test_the_page_and_its_files_have_types_of_ours(tmp_path: Path) -> None:
+def test_the_page_and_its_files_have_fixed_content_types(tmp_path: Path) -> None:
     with client(tmp_path) as asked:
         answer = asked.get("/")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"

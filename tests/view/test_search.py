@@ -1,4 +1,4 @@
-"""Full-text search: every text may be asked for, and the index follows the store without holding it up."""
+"""Full-text search: any text is a valid query, and the index follows the store without blocking its writer."""
 
 import os
 import sqlite3
@@ -86,7 +86,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
         ("nee", ""),
     ],
 )
-def test_words_and_phrases_are_found_where_all_of_them_stand(index: SearchIndex, asked: str, found: str) -> None:
+def test_a_query_finds_texts_that_contain_all_of_its_words_and_phrases(
+    index: SearchIndex, asked: str, found: str
+) -> None:
     assert "".join("abcdef"[number - 1] for number in index.numbers(asked)) == found
 
 
@@ -94,13 +96,13 @@ def test_words_and_phrases_are_found_where_all_of_them_stand(index: SearchIndex,
 @given(
     st.text(st.characters(), max_size=20) | st.text(st.sampled_from(list("\"'()*:^-+{}\0 aN\ud800😀中")), max_size=20)
 )
-def test_every_text_may_be_asked_for(index: SearchIndex, asked: str) -> None:
+def test_any_text_is_a_valid_query(index: SearchIndex, asked: str) -> None:
     assert set(index.numbers(asked)) <= {1, 2, 3, 4, 5, 6}
 
 
 @settings(max_examples=40, deadline=None)
 @given(said=st.text(st.characters(max_codepoint=0x24F) | st.sampled_from("中文あ한😀→"), min_size=1, max_size=30))
-def test_every_word_that_was_said_is_found(tmp_path_factory: pytest.TempPathFactory, said: str) -> None:
+def test_every_word_of_a_text_is_found(tmp_path_factory: pytest.TempPathFactory, said: str) -> None:
     folder = tmp_path_factory.mktemp("run")
     index = indexed(written(folder, {"a/0": said}), folder)
     for word in said.split():
@@ -121,7 +123,7 @@ def served(tmp_path: Path) -> Iterator[tuple[TestClient, str, Run]]:
         yield asked, f"/api/runs/{run.key}", run
 
 
-def test_a_search_is_a_filter_with_a_piece_of_the_text(served: tuple[TestClient, str, Run]) -> None:
+def test_a_search_is_a_filter_and_adds_a_snippet(served: tuple[TestClient, str, Run]) -> None:
     asked, base, run = served
     asked.indexing.wait_for(run, 10)  # type: ignore[attr-defined]
     found = get(asked, f"{base}/rollouts", q="needle", step_from=1)
@@ -132,7 +134,7 @@ def test_a_search_is_a_filter_with_a_piece_of_the_text(served: tuple[TestClient,
     assert get(asked, f"{base}/rollouts", q="needle", failed=1)["total"] == 0
 
 
-def test_of_very_long_texts_the_first_rows_have_a_piece(
+def test_only_the_first_of_very_long_texts_have_a_snippet(
     served: tuple[TestClient, str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, base, run = served
@@ -142,7 +144,7 @@ def test_of_very_long_texts_the_first_rows_have_a_piece(
     assert [row["snippet"] is None for row in rows] == [False, True, True]
 
 
-def test_rollouts_that_are_written_later_are_found_too(served: tuple[TestClient, str, Run]) -> None:
+def test_rollouts_that_are_written_later_are_found(served: tuple[TestClient, str, Run]) -> None:
     asked, base, run = served
     asked.indexing.wait_for(run, 10)  # type: ignore[attr-defined]
     add_rollouts(run.folder, ["fresh/0"], step=9)
@@ -150,12 +152,12 @@ def test_rollouts_that_are_written_later_are_found_too(served: tuple[TestClient,
     assert get(asked, f"{base}/rollouts", q="fresh")["total"] == 1
 
 
-def test_what_a_resumed_run_has_cut_is_found_no_more(tmp_path: Path) -> None:
+def test_rollouts_that_a_resumed_run_dropped_are_not_found(tmp_path: Path) -> None:
     run = written(tmp_path, {f"old{n}/0": "before" for n in range(3)})
     add_rollouts(tmp_path, ["late/0", "late/1"], step=1)
     index = indexed(run, tmp_path)
     assert index.numbers("late") == [4, 5]
-    add_rollouts(tmp_path, ["again/0", "again/1"], step=1, done=1)  # with the numbers of those that were cut
+    add_rollouts(tmp_path, ["again/0", "again/1"], step=1, done=1)  # they reuse the numbers of those that were cut
     while index.advance():
         pass
     assert index.numbers("late") == []
@@ -163,7 +165,7 @@ def test_what_a_resumed_run_has_cut_is_found_no_more(tmp_path: Path) -> None:
     assert index.numbers("before") == [1, 2, 3]
 
 
-def test_an_index_is_gone_on_with_by_the_next_viewer_and_by_two_at_once(tmp_path: Path, cache: Path) -> None:
+def test_an_index_is_continued_by_the_next_viewer_or_two_at_once(tmp_path: Path, cache: Path) -> None:
     run, folder = written(tmp_path, {f"t{n}/0": "word" for n in range(60)}), cache / "agentgym/search"
     folder.mkdir(parents=True)
     first, second = SearchIndex(run, folder), SearchIndex(run, folder)
@@ -174,7 +176,7 @@ def test_an_index_is_gone_on_with_by_the_next_viewer_and_by_two_at_once(tmp_path
     assert len(first.numbers("word")) == 60
 
 
-def test_what_another_viewer_has_indexed_meanwhile_is_not_indexed_twice(
+def test_rollouts_that_another_viewer_indexed_are_not_indexed_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = written(tmp_path)
@@ -192,15 +194,13 @@ def test_what_another_viewer_has_indexed_meanwhile_is_not_indexed_twice(
 
 
 @pytest.mark.parametrize("content", [b"no index" * 999, b"", b"SQLite format 3\0" + b"\xff" * 4096])
-def test_an_index_that_is_damaged_is_made_again(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_index_is_rebuilt(tmp_path: Path, content: bytes) -> None:
     run = written(tmp_path)
     (tmp_path / f"{run.key}.sqlite").write_bytes(content)
     assert indexed(run, tmp_path).numbers("needle") == [1, 2, 6]
 
 
-def test_the_index_stands_in_the_users_cache_and_nothing_but_sqlites_own_in_the_folder(
-    tmp_path: Path, cache: Path
-) -> None:
+def test_the_index_is_in_the_users_cache_and_not_in_the_runs_folder(tmp_path: Path, cache: Path) -> None:
     run = written(tmp_path)
     with Indexing() as indexing:
         assert indexing.wait_for(run, len(SAID)) == len(SAID)
@@ -210,7 +210,7 @@ def test_the_index_stands_in_the_users_cache_and_nothing_but_sqlites_own_in_the_
 
 
 @pytest.mark.parametrize("others", ["a file", "a link", "open to all"])
-def test_a_cache_that_is_not_this_users_own_is_not_used(
+def test_a_cache_of_another_user_is_not_used(
     tmp_path: Path, cache: Path, others: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, elsewhere = cache / "agentgym/search", tmp_path / "elsewhere"
@@ -230,9 +230,7 @@ def test_a_cache_that_is_not_this_users_own_is_not_used(
     assert list(cache.rglob("*.sqlite")) == list(elsewhere.iterdir()) == []
 
 
-def test_indexes_that_nobody_uses_and_the_oldest_of_too_many_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_indexes_and_the_oldest_of_too_many_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     for name, age in (("new", 1.0), ("old", 100.0), ("older", 200.0), ("forgotten", 2 * KEPT_S)):
         for end in ("", "-wal"):
@@ -249,13 +247,13 @@ def test_indexes_that_nobody_uses_and_the_oldest_of_too_many_are_removed(
 
 def test_indexing_writes_nothing_to_the_store(tmp_path: Path) -> None:
     run = written(tmp_path)
-    with sqlite3.connect(tmp_path / FILE) as holder:  # whoever wanted to write would have to wait
+    with sqlite3.connect(tmp_path / FILE) as holder:  # another writer would have to wait
         holder.execute("BEGIN IMMEDIATE")
         assert indexed(run, tmp_path).indexed() == len(SAID)
         holder.rollback()
 
 
-def test_a_run_without_a_store_is_indexed_once_it_has_one(tmp_path: Path) -> None:
+def test_a_run_without_a_store_is_indexed_when_it_has_one(tmp_path: Path) -> None:
     run = run_of(tmp_path.resolve())
     with Indexing() as indexing:
         assert indexing.of(run) is not None
@@ -273,12 +271,12 @@ def test_a_run_without_a_store_is_indexed_once_it_has_one(tmp_path: Path) -> Non
         ("any", '"" ', None),
     ],
 )
-def test_a_piece_of_the_text_stands_around_what_was_asked_for(text: str, asked: str, shown: str | None) -> None:
+def test_a_snippet_surrounds_the_match(text: str, asked: str, shown: str | None) -> None:
     found = snippet([text], asked)
     assert found == shown or (found is not None and shown is not None and "needle in" in found and len(found) < 140)
 
 
-def test_a_key_names_the_folder_of_the_run_whatever_else_is_there(tmp_path: Path) -> None:
+def test_a_runs_key_depends_only_on_its_folder(tmp_path: Path) -> None:
     made = [make_run(tmp_path / name / "run 1/é", steps=1) for name in ("a", "b")]
     keys = [run.key for run in Runs([tmp_path]).all()]
     assert keys == [Runs([folder]).all()[0].key for folder in made]
@@ -286,7 +284,7 @@ def test_a_key_names_the_folder_of_the_run_whatever_else_is_there(tmp_path: Path
     assert all(key.isascii() for key in keys)
 
 
-def test_a_store_that_is_damaged_ends_the_indexing_of_no_other_run(tmp_path: Path) -> None:
+def test_a_damaged_store_does_not_stop_the_indexing_of_other_runs(tmp_path: Path) -> None:
     damaged, sound = (run_of(make_run(tmp_path / name)) for name in ("damaged", "sound"))
     with sqlite3.connect(damaged.folder / FILE) as store:
         store.execute("UPDATE rollouts SET detail = x'00'")
@@ -298,7 +296,7 @@ def test_a_store_that_is_damaged_ends_the_indexing_of_no_other_run(tmp_path: Pat
         assert indexing.wait_for(sound, 10) == 10
 
 
-def test_a_run_that_is_removed_while_it_is_viewed_is_said(tmp_path: Path) -> None:
+def test_a_run_that_is_removed_while_viewed_is_reported(tmp_path: Path) -> None:
     with client(tmp_path) as asked:
         run = run_of(make_run(tmp_path / "mine"))
         base = f"/api/runs/{run.key}"
@@ -309,7 +307,7 @@ def test_a_run_that_is_removed_while_it_is_viewed_is_said(tmp_path: Path) -> Non
             assert (answer.status_code, "mine was removed" in answer.json()["error"]) == (404, True)
 
 
-def test_an_index_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_index_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = written(tmp_path)
     with sqlite3.connect(tmp_path / FILE) as store:
         sound = store.execute("SELECT detail FROM rollouts WHERE number = 1").fetchone()
@@ -320,13 +318,13 @@ def test_an_index_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest
         assert "rollout 1" in indexing.why(run)
         store.execute("UPDATE rollouts SET detail = ? WHERE number = 1", sound)
         store.commit()
-        assert indexing.of(run) is None  # not at once: a store that stays damaged is not read all the time
+        assert indexing.of(run) is None  # not immediately, so that a store that stays damaged isn't read all the time
         monkeypatch.setattr("agentgym.view.search.indexing.TRY_AGAIN_S", 0.0)
         assert indexing.wait_for(run, len(SAID)) == len(SAID)
     store.close()
 
 
-def test_an_index_that_is_damaged_while_it_is_used_is_made_again(tmp_path: Path) -> None:
+def test_an_index_that_is_damaged_during_use_is_rebuilt(tmp_path: Path) -> None:
     run = written(tmp_path)
     index = indexed(run, tmp_path)
     index.path.write_bytes(b"SQLite format 3\0" + b"\xff" * 9999)
@@ -337,7 +335,7 @@ def test_an_index_that_is_damaged_while_it_is_used_is_made_again(tmp_path: Path)
     assert index.numbers("needle") == [1, 2, 6]
 
 
-def test_who_searches_does_not_wait_for_who_indexes(tmp_path: Path) -> None:
+def test_searching_does_not_wait_for_indexing(tmp_path: Path) -> None:
     index = indexed(written(tmp_path), tmp_path)
     with sqlite3.connect(index.path) as writer:
         writer.execute("BEGIN EXCLUSIVE")
@@ -346,12 +344,12 @@ def test_who_searches_does_not_wait_for_who_indexes(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_on_a_full_disk_the_index_goes_elsewhere(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_the_index_moves_elsewhere(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = written(tmp_path / "run", {f"t{n}/0": " ".join(f"word{n}of{i}" for i in range(3000)) for n in range(3)})
     connected = index_module._connected
 
     def with_little_room(path: Path, mode: str = "rwc") -> sqlite3.Connection:
-        """A connection to a file that is full where it is in the cache, as SQLite itself says it."""
+        """Open a connection that reports a full disk if its file is in the cache, by SQLite's own means."""
         index = connected(path, mode)
         if path.is_relative_to(cache):
             index.execute("PRAGMA max_page_count = 1")

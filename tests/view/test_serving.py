@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def viewer(*args: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A viewer that answers, and the address that it printed."""
+    """Start a viewer that responds, and yield it with the URL that it printed."""
     command = [sys.executable, "-m", "agentgym", "view", *map(str, args), "--no-browser"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -44,13 +44,13 @@ def viewer(*args: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def opened(address: str) -> str:
-    """What a browser that keeps cookies and follows redirects gets."""
+    """Return the response that a browser with cookies and redirects would get."""
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
     with browser.open(address) as answer:
         return str(answer.read().decode())
 
 
-def test_it_prints_its_address_and_answers_whoever_opens_it_and_nobody_else(tmp_path: Path) -> None:
+def test_view_prints_its_url_and_serves_only_requests_with_the_token(tmp_path: Path) -> None:
     make_run(tmp_path / "mine")
     with viewer(tmp_path) as (_, address):
         assert address.startswith("http://127.0.0.1:")
@@ -60,11 +60,11 @@ def test_it_prints_its_address_and_answers_whoever_opens_it_and_nobody_else(tmp_
         with pytest.raises(urllib.error.HTTPError, match="403"):
             opened(f"{place}api/runs")
         port = int(place.split(":")[2].rstrip("/"))
-        with pytest.raises(ConnectionRefusedError):  # it listens on this machine's own address alone
+        with pytest.raises(ConnectionRefusedError):  # it only listens on the loopback address
             socket.create_connection(("127.0.0.2", port))
 
 
-def test_pipes_and_devices_in_place_of_a_runs_files_hold_nobody_up_and_it_ends_when_it_is_asked_to(
+def test_pipes_and_devices_in_place_of_a_runs_files_do_not_block_the_viewer(
     tmp_path: Path,
 ) -> None:
     for name in ("pipes", "sound", "zeros"):
@@ -85,7 +85,7 @@ def test_pipes_and_devices_in_place_of_a_runs_files_hold_nobody_up_and_it_ends_w
         assert process.wait() == 128 + signal.SIGTERM
 
 
-def test_a_path_as_it_is_leads_nowhere(tmp_path: Path) -> None:
+def test_an_unnormalized_path_leads_nowhere(tmp_path: Path) -> None:
     with viewer(tmp_path, "--no-token") as (_, address):
         for path in ("/../guard.py", "/..%2fguard.py", "/%2e%2e/guard.py", "/page/../../server.py"):
             asked = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"))
@@ -96,7 +96,7 @@ def test_a_path_as_it_is_leads_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_it_without_a_word_and_leaves_nothing(
+def test_ctrl_c_ends_the_viewer_silently_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path / "mine")
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_it_without_a_word_and_leaves_nothing(
     assert list((tmp_path / "files").iterdir()) == []
 
 
-def test_what_a_killed_viewer_leaves_is_removed_by_the_next_one(
+def test_leftovers_of_a_killed_viewer_are_removed_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -122,7 +122,7 @@ def test_what_a_killed_viewer_leaves_is_removed_by_the_next_one(
             assert left not in tmp_path.iterdir()
 
 
-def test_a_run_that_begins_later_is_shown_while_it_writes(tmp_path: Path) -> None:
+def test_a_run_that_starts_later_is_shown_while_it_writes(tmp_path: Path) -> None:
     with viewer(tmp_path, "--no-token") as (_, address), RolloutWriter(tmp_path / "mine") as writer:
         key = run_of((tmp_path / "mine").resolve()).key
         while key not in opened(f"{address}api/runs"):  # new runs are looked for every two seconds
@@ -133,7 +133,7 @@ def test_a_run_that_begins_later_is_shown_while_it_writes(tmp_path: Path) -> Non
             assert json.loads(opened(f"{address}api/runs/{key}/rollouts"))["total"] == number + 1
 
 
-def test_a_folder_without_runs_is_said_and_served(tmp_path: Path) -> None:
+def test_a_folder_without_runs_is_served_with_a_notice(tmp_path: Path) -> None:
     with viewer(tmp_path, "--no-token") as (process, address):
         assert json.loads(opened(f"{address}api/runs"))["runs"] == []
         process.send_signal(signal.SIGINT)
@@ -152,21 +152,19 @@ def test_a_folder_without_runs_is_said_and_served(tmp_path: Path) -> None:
         ([".", "--host", "no.such.host.invalid"], "--host: no.such.host.invalid is not an address of this machine"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_a_sentence(
-    args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_of_view_are_one_line(args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["view", *args]) == 1
     assert sentence in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert cli.main(["view", ".", "--port", str(port)]) == 1
     assert f"--port: {port} is used" in capsys.readouterr().err
 
 
-def test_without_its_packages_one_line_says_what_to_install(tmp_path: Path) -> None:
+def test_without_its_packages_view_prints_one_line_with_what_to_install(tmp_path: Path) -> None:
     hide = "import sys; sys.modules['starlette'] = None; from agentgym.cli.main import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", hide, "view", str(tmp_path)],
@@ -179,8 +177,8 @@ def test_without_its_packages_one_line_says_what_to_install(tmp_path: Path) -> N
     assert done.stderr == f"agentgym: starlette is not installed: {install_line('view')}\n"
 
 
-def test_a_reader_that_stays_never_blocks_the_writer(tmp_path: Path) -> None:
-    """The longest read that there can be is open all the time; what is written meanwhile is on disk, none is lost."""
+def test_a_long_read_never_blocks_the_writer(tmp_path: Path) -> None:
+    """The longest possible read is open all the time; data written meanwhile is on disk, and none is lost."""
     make_run(tmp_path)
     with RolloutStore(tmp_path) as reader, reader.one_moment():
         before = len(reader)
@@ -191,10 +189,10 @@ def test_a_reader_that_stays_never_blocks_the_writer(tmp_path: Path) -> None:
                 with RolloutStore(tmp_path) as other:
                     assert len(other) == before + number + 1
         assert writer.lost == 0
-        assert len(reader) == before  # it still sees the moment at which it began
+        assert len(reader) == before  # it still sees the state at which it started
 
 
-def test_a_name_of_a_file_that_would_steer_the_terminal_is_escaped_in_the_log(tmp_path: Path) -> None:
+def test_a_file_name_with_control_characters_is_escaped_in_the_log(tmp_path: Path) -> None:
     run = make_run(tmp_path / "\x1b[31mred\x1b[2J\u202e")
     with sqlite3.connect(run / FILE) as store:
         store.execute("UPDATE rollouts SET detail = x'00'")

@@ -1,4 +1,4 @@
-"""The time of a rollout in pieces: where it was, and said so where it is only laid out."""
+"""A rollout's time in pieces: placed where they happened, or laid out one after another and labeled as such."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ def told(played: Rollout) -> list[tuple[str, int | None, float, float]]:
     return [(piece["what"], piece["turn"], piece["from_s"], piece["to_s"]) for piece in timeline(played)[0]]
 
 
-def test_pieces_stand_where_they_were() -> None:
+def test_pieces_are_placed_where_they_happened() -> None:
     played = replace(rollout(segments=(talk("said"),)), metrics={"seconds": 3.5})
     assert timeline(played)[1] is True
     assert told(played) == [
@@ -28,7 +28,7 @@ def test_pieces_stand_where_they_were() -> None:
     ]
 
 
-def test_where_no_times_are_known_turns_are_laid_one_after_another_and_it_is_said() -> None:
+def test_without_times_turns_are_laid_out_one_after_another_and_labeled() -> None:
     played = replace(rollout(), metrics={"seconds": 2.0})
     assert timeline(played)[1] is False
     assert told(played) == [
@@ -41,6 +41,6 @@ def test_where_no_times_are_known_turns_are_laid_one_after_another_and_it_is_sai
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
-def test_a_rollout_that_never_asked_has_no_pieces(seconds: float, tmp_path: Path) -> None:
+def test_a_rollout_without_turns_has_no_pieces(seconds: float, tmp_path: Path) -> None:
     played = replace(rollout(reward=None, segments=()), metrics={"seconds": seconds})
     assert timeline(played) == ([], False)

@@ -1,4 +1,4 @@
-"""Run folders as a stranger may send them: each attack changes the folder of a sound run."""
+"""Run folders that a stranger might send: each attack modifies the folder of a valid run."""
 
 import json
 import os
@@ -15,11 +15,13 @@ from agentgym.store.schema import FILE
 MAGIC = bytes.fromhex("d9d505f920a163d7")
 Attack = Callable[[Path], None]
 STEERING = "\x1b]0;owned\x07\x1b[2J\rgone \u202etxt.exe\u2066 \x9b31m"
-"""Text that would set a terminal's title, clear it, go back in the line, and turn the writing round."""
+"""Text that would set a terminal's title, clear the screen, return to the start of the line, and reverse the text
+direction.
+"""
 
 
 def hot_journal(database: Path, victim: Path) -> None:
-    """A rollback journal beside the database, which SQLite rolls back, and then deletes the victim."""
+    """Write a hot journal next to the database; if SQLite rolls it back, it then deletes the victim."""
     size = 4096
     pages = max(1, database.stat().st_size // size) if database.exists() else 1
     head = (MAGIC + struct.pack(">IIIII", 0, 0x1234, pages, 512, size)).ljust(512, b"\0")
@@ -29,7 +31,7 @@ def hot_journal(database: Path, victim: Path) -> None:
 
 
 def changed(folder: Path, *statements: str) -> None:
-    """Run statements on the folder's store, without the write-ahead log of the run."""
+    """Run statements on the folder's store, without the run's write-ahead log."""
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
         store.execute("PRAGMA journal_mode = DELETE")
         for statement in statements:
@@ -37,13 +39,13 @@ def changed(folder: Path, *statements: str) -> None:
 
 
 def replaced(folder: Path, name: str, make: Callable[[Path], object]) -> None:
-    """Put something else in the place of a file."""
+    """Put something else in place of a file."""
     (folder / name).unlink(missing_ok=True)
     make(folder / name)
 
 
 def zip_bomb(folder: Path, column: str = "messages", table: str = "segments") -> None:
-    """A gigabyte of JSON in a megabyte."""
+    """Write a gigabyte of JSON, compressed to a megabyte."""
     packing = zlib.compressobj(9)
     piece = b'"' + b"a" * (1 << 20) + b'",'
     blob = packing.compress(b"[") + b"".join(packing.compress(piece) for _ in range(1024)) + packing.flush()
@@ -52,7 +54,7 @@ def zip_bomb(folder: Path, column: str = "messages", table: str = "segments") ->
 
 
 def view_without_end(folder: Path, table: str = "rollouts") -> None:
-    """A view in the place of a table, whose rows never end."""
+    """Replace a table by a view with endless rows."""
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
         names = [name for _, name, *_ in store.execute(f"PRAGMA table_info({table})")]
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
@@ -66,7 +68,7 @@ def view_without_end(folder: Path, table: str = "rollouts") -> None:
 
 
 def computed_column(folder: Path) -> None:
-    """A table that computes a column anew for each row."""
+    """Replace a table by one that computes a column anew for each row."""
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
         (sql,) = store.execute("SELECT sql FROM sqlite_master WHERE name = 'rollouts'").fetchone()
         store.execute("PRAGMA journal_mode = DELETE")
@@ -77,7 +79,7 @@ def computed_column(folder: Path) -> None:
 
 
 def nulls(folder: Path, table: str, column: str) -> None:
-    """NULL in a column that the schema of the store has said to hold none."""
+    """Write NULL into a column that the store's schema declares NOT NULL."""
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
         store.execute("PRAGMA journal_mode = DELETE")
         store.execute("PRAGMA writable_schema = ON")
@@ -86,7 +88,7 @@ def nulls(folder: Path, table: str, column: str) -> None:
 
 
 def many_small_values(folder: Path) -> None:
-    """Segments whose prompts hold 262,144 objects, each in a few kilobytes."""
+    """Write segments whose prompts have 262,144 objects, each in a few kilobytes."""
     said = b'{"prompt": [' + b", ".join([b'{"a": 1}'] * (1 << 18)) + b'], "turns": []}'
     blob, nothing = zlib.compress(said, 9), zlib.compress(b"[]")
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
@@ -109,7 +111,7 @@ def steering_texts(folder: Path) -> None:
 
 
 def lying_values(folder: Path) -> None:
-    """Values of other kinds than what is computed with: they come back as damage, never as a traceback."""
+    """Write values of types that can't be computed with; readers must report damage, without a traceback."""
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
         detail = {"rewards": {"a": "much"}, "metrics": {}, "sandbox": None, "failed_cases": {}, "failure": None}
         packed = zlib.compress(json.dumps(detail).encode())
@@ -117,7 +119,7 @@ def lying_values(folder: Path) -> None:
 
 
 def no_messages(folder: Path) -> None:
-    """Messages that are none: what reads a role from them finds numbers."""
+    """Write numbers in place of messages, so that code that reads a role finds none."""
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
         for number, place, turns in store.execute("SELECT rollout, place, turns FROM segments").fetchall():
             said = {"prompt": [7, None, {}], "turns": [[3, []]] * len(json.loads(zlib.decompress(turns)))}
@@ -137,14 +139,14 @@ def deep_blobs(folder: Path) -> None:
 
 
 def rows_without_end(folder: Path) -> None:
-    """A tree of pages in which each page has one child many times: more rows than atoms, in a few kilobytes."""
+    """Write a tree of pages in which each page has one child many times: more rows than atoms, in a few kilobytes."""
     size = 4096
     changed(folder, "PRAGMA wal_checkpoint", "VACUUM")
     with closing(sqlite3.connect(folder / FILE)) as store:
         (root,) = store.execute("SELECT rootpage FROM sqlite_master WHERE name = 'rollouts'").fetchone()
     content = bytearray((folder / FILE).read_bytes())
     leaf = len(content) // size + 1
-    content += content[(root - 1) * size : root * size]  # the rows, moved into a page of their own
+    content += content[(root - 1) * size : root * size]  # the rows, moved to another page
     below = leaf
     for _ in range(12):
         place = len(content) // size + 1
@@ -169,7 +171,7 @@ def link(to: str) -> Callable[[Path], None]:
 
 
 def sparse(path: Path) -> None:
-    """A terabyte that takes no room on the disk."""
+    """Write a terabyte-sized sparse file that takes no disk space."""
     with path.open("wb") as file:
         file.truncate(1 << 40)
 
@@ -187,7 +189,7 @@ def replacing(name: str, make: Callable[[Path], object]) -> Attack:
 
 
 def journal_of(name: str, *, empty: bool = False) -> Attack:
-    """A hot journal beside the store, or a copy of it, that deletes a file of the user's."""
+    """Return an attack that adds a hot journal to the store or a copy of it, which deletes one of the user's files."""
 
     def attack(folder: Path) -> None:
         changed(folder)
@@ -220,7 +222,7 @@ ATTACKS: Mapping[str, Attack] = {
             "a folder": Path.mkdir,
         }.items()
     },
-    "a zip bomb in what was said": zip_bomb,
+    "a zip bomb in the messages": zip_bomb,
     "a zip bomb in the details": lambda folder: zip_bomb(folder, "detail", "rollouts"),
     "a zip bomb in a task": lambda folder: zip_bomb(folder, "task", "tasks"),
     "a view without an end": view_without_end,
@@ -237,13 +239,13 @@ ATTACKS: Mapping[str, Attack] = {
     "tasks that are NULL": lambda folder: nulls(folder, "rollouts", "group_id"),
     "names that are NULL": lambda folder: nulls(folder, "rollouts", "rollout_id"),
     "kinds that are NULL": lambda folder: nulls(folder, "segments", "kind"),
-    "values that lie": lying_values,
-    "columns that lie": lambda folder: changed(folder, "UPDATE segments SET token_ids = 'x', logprobs = 7"),
+    "values of the wrong type": lying_values,
+    "columns of the wrong type": lambda folder: changed(folder, "UPDATE segments SET token_ids = 'x', logprobs = 7"),
     "an unknown sign": lambda folder: changed(folder, "UPDATE rollouts SET suspicious = 'no-such-sign'"),
-    "messages that are none": no_messages,
+    "numbers in place of messages": no_messages,
     "blobs of 100,000 levels": deep_blobs,
     "settings of 100,000 levels": in_settings(deep()),
-    "settings that are no object": in_settings("[1]"),
+    "settings that are not an object": in_settings("[1]"),
     "settings of odd types": in_settings(
         json.dumps({"settings": {"env": 3, "model": [], "steps": 2**70, "recipe": {}}, "envs": {"a": {"where": 3}}})
     ),
@@ -265,4 +267,4 @@ ATTACKS: Mapping[str, Attack] = {
 }
 
 CHOSEN = list(ATTACKS)[::6]
-"""The attacks of the tests that every change runs; the slow tests try all of them with every command."""
+"""The attacks that the default tests run; the slow tests try all of them with every command."""

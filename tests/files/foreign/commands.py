@@ -1,4 +1,4 @@
-"""Commands on the folders of strangers, and what must hold of each: its exit, its memory, and what it changed."""
+"""Commands on folders from strangers, and checks of each: its exit code, its memory, and the files that it changed."""
 
 import json
 import os
@@ -14,33 +14,33 @@ from typing import Any
 
 ROOT = Path(__file__).parents[3]
 EXITS = (0, 1, 2, 141)
-"""The documented ones."""
+"""The documented exit codes."""
 MOST_MIB = 1024
 MOST_CPU_S = 60.0
-"""Far above what a command takes, and below what never ends."""
+"""Far more than any command needs, and small enough to detect one that never ends."""
 
 
 class Worker:
-    """Runs commands in a process of its own, one after the other."""
+    """Runs commands in a separate process, one at a time."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
 
     def run(self, *commands: Sequence[str]) -> list[dict[str, Any]]:
-        """Run commands and return what became of them."""
+        """Run commands and return their results."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{json.dumps(commands)}\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        assert line, f"the process ended with {self.process.wait()} in one of {commands}"
+        assert line, f"the worker exited with {self.process.wait()} during one of {commands}"
         found: list[dict[str, Any]] = json.loads(line)
         return found
 
 
 @contextmanager
 def worker(cache: Path) -> Iterator[Worker]:
-    """A process for commands, whose caches are in that folder."""
+    """Start a process for commands, whose caches are in that folder."""
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "MPLCONFIGDIR": str(cache), "COLUMNS": "200"}
     environment |= {"PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
     command = [sys.executable, "-m", "tests.files.foreign.worker"]
@@ -55,13 +55,13 @@ def worker(cache: Path) -> Iterator[Worker]:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder around a run that nothing may change, and the run in it."""
+    """A run, and the folder around it that no command may change."""
 
     around: Path
 
     @classmethod
     def made(cls, around: Path) -> "Place":
-        """The folder, with files that attacks aim at."""
+        """Create the folder, with files that attacks try to damage."""
         around.mkdir(parents=True)
         (around / "thesis.txt").write_text("years of work")
         with closing(sqlite3.connect(around / "mine.sqlite")) as mine:
@@ -73,11 +73,11 @@ class Place:
 
     @property
     def run(self) -> Path:
-        """The folder of the run."""
+        """The run's folder."""
         return self.around / "run"
 
     def commands(self) -> list[list[str]]:
-        """Every command that reads a run, on this one."""
+        """Return every command that reads a run, applied to this run."""
         run, sound = str(self.run), str(self.around.parent / "sound")
         made = self.around / "made"
         return [
@@ -105,18 +105,18 @@ class Place:
 
     @staticmethod
     def quick(commands: Sequence[list[str]]) -> list[list[str]]:
-        """Those of these commands that take milliseconds."""
+        """Return those of these commands that take milliseconds."""
         return [words for words in commands if words[0] not in ("rescore", "report")]
 
     def kept(self) -> Mapping[str, str]:
-        """What there is in the folder and in the run's: the kinds of files, and the bytes of small ones."""
+        """Return the type of every file in the folder and the run, and the content of small files."""
         paths = [path for path in self.around.rglob("*") if not path.is_relative_to(self.around / "made")]
         return {str(path): _content(path) for path in sorted(paths)}
 
     def changes(self, before: Mapping[str, str]) -> list[str]:
-        """The files that are gone or hold something else.
+        """Return the files that are gone or have other content.
 
-        SQLite's memory beside a store may change, parts of imports are removed, and a report is drawn anew.
+        SQLite's shared memory next to a store may change, partial imports are removed, and reports are written again.
         """
         after = self.kept()
         changed = [name for name, content in before.items() if after.get(name) != content]
@@ -124,7 +124,7 @@ class Place:
         return [name for name in changed if not name.endswith(own) and not name.startswith(f"{self.run}/report/")]
 
     def strange(self) -> list[str]:
-        """Files that are new where no command writes."""
+        """Return new files at places to which no command should write."""
         known = {"thesis.txt", "site", "run", "mine.sqlite"}
         return [path.name for path in self.around.iterdir() if path.name not in known and path.name[:4] != "made"]
 
@@ -139,21 +139,21 @@ def _content(path: Path) -> str:
 
 
 def wrong_with(found: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the end of a command; nothing where all is well."""
+    """Return everything that is wrong with a command's result, or an empty list."""
     said = found["error"]
     wrong = []
     if found["code"] not in EXITS or "Traceback" in said:
         wrong.append(
-            f"it ended with {found['code']}: {found['out'][-2000:] if found['words'][0] == 'GET' else ''}{said[-3000:]}"
+            f"its exit is {found['code']}: {found['out'][-2000:] if found['words'][0] == 'GET' else ''}{said[-3000:]}"
         )
     if found["mib"] >= MOST_MIB:
-        wrong.append(f"it took {found['mib']} MiB")
+        wrong.append(f"it used {found['mib']} MiB of memory")
     if found["cpu_s"] >= MOST_CPU_S:
-        wrong.append(f"it took {found['cpu_s']:.0f} s of the processor")
+        wrong.append(f"it used {found['cpu_s']:.0f} s of CPU time")
     if found["words"][0] != "GET" and any(c for text in (found["out"], said) for c in text if _steers(c)):
-        wrong.append("it steers the terminal")
+        wrong.append("it prints control characters")
     if found["code"] == 1 and found["words"][0] != "GET" and "agentgym: " not in said:
-        wrong.append(f"it says no sentence: {said[-500:]}")
+        wrong.append(f"it prints no error message: {said[-500:]}")
     return [f"{' '.join(found['words'][:3])}: {each}" for each in wrong]
 
 

@@ -1,4 +1,4 @@
-"""Random changes of a run's folder: to bytes, to values of JSON, to rows of the store, and to the kinds of files."""
+"""Random changes to a run's folder: to bytes, JSON values, rows of the store, and file types."""
 
 import json
 import sqlite3
@@ -36,7 +36,7 @@ ODD: tuple[Any, ...] = (
     *([], {}, [[]], [None], {"a": None}, {"role": 3}, [[1, 2]], ["a"] * 1000),
     json.loads("[" * 190 + "]" * 190),
 )
-"""Values of JSON that may stand anywhere."""
+"""JSON values that may be inserted anywhere."""
 CELLS = (
     *(None, 0, -1, 7, 2**62, -(2**63), 0.5, float("inf"), -1e308, "", "x", STEERING, "task0", "0.5"),
     *(
@@ -50,10 +50,10 @@ CELLS = (
         b"[1]",
     ),
 )
-"""Values of SQLite that may stand in any cell."""
+"""SQLite values that may be inserted into any cell."""
 
 MOST_STEPS = 2_000_000
-"""Steps of SQLite's machine that one statement of a change may take; the rest of the change is left out."""
+"""Virtual machine steps of SQLite that a change's statements may take; the rest of the change is skipped."""
 PLACES = st.integers(0, 2**20)
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "bytes": st.tuples(st.sampled_from(FILES), PLACES, st.binary(max_size=12), st.integers(0, 12)),
@@ -75,11 +75,11 @@ MUTATIONS = st.lists(
     min_size=1,
     max_size=4,
 )
-"""Up to four changes, most of which leave a store that can be read."""
+"""Up to four changes, most of which leave a readable store."""
 
 
 def mutate(folder: Path, mutations: list[Mutation]) -> None:
-    """Make the changes one after the other; one that an earlier one has made impossible is left out."""
+    """Apply the changes in order; skip one that an earlier change has made impossible."""
     for name, arguments in mutations:
         with suppress(OSError, sqlite3.Error, zlib.error, AssertionError, *DAMAGE):
             _MADE[name](folder, arguments)
@@ -140,7 +140,7 @@ def _cell(folder: Path, arguments: tuple[str, str, bool, int]) -> None:
 def _store(folder: Path) -> sqlite3.Connection:
     _content(folder / FILE)
     store = sqlite3.connect(folder / FILE, isolation_level=None)
-    store.set_progress_handler(lambda: True, MOST_STEPS)  # an earlier change may have made rows without an end
+    store.set_progress_handler(lambda: True, MOST_STEPS)  # an earlier change may have created endless rows
     return store
 
 
@@ -160,7 +160,7 @@ _MADE: dict[str, Callable[[Path, Any], None]] = {
 
 
 def changed_within(value: Any, place: int, odd: Any) -> Any:
-    """The value with something odd in the place of one of the values in it, or of one of its keys."""
+    """Return the value after replacing one of its nested values or keys by something odd."""
     places: list[tuple[Any, Any]] = []
     waiting = [value]
     while waiting and len(places) < 10_000:

@@ -4,14 +4,14 @@ import agentgym as ag
 
 
 class Scored(ag.ToolEnv[ag.Task]):
-    """Scores every rollout alike."""
+    """Gives every rollout the same reward."""
 
     @classmethod
     def tasks(cls, split: str) -> list[ag.Task]:
-        """One task."""
+        """Return one task."""
         return [ag.Task(id="task0", prompt="Say it.")]
 
     @ag.reward
     def one(self) -> float:
-        """One."""
+        """Return 1."""
         return 1.0

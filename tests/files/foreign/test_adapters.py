@@ -1,4 +1,4 @@
-"""Adapters of strangers: their tensors are looked at before they are read, and links lead nowhere else."""
+"""Adapters from strangers: their tensors are checked before they are loaded, and links lead nowhere else."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def adapter(folder: Path, **config: Any) -> Path:
 
 
 def rewrite(folder: Path, header: Any, rest: int = 64) -> None:
-    """Write a file of tensors with this header, and so many bytes that are holes."""
+    """Write a tensor file with this header, followed by a hole of this many bytes."""
     text = (header if isinstance(header, str) else json.dumps(header)).encode()
     (folder / TENSORS).write_bytes(struct.pack("<Q", len(text)) + text)
     os.truncate(folder / TENSORS, 8 + len(text) + rest)
@@ -59,7 +59,7 @@ BROKEN: dict[str, tuple[Any, int, str]] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_tensors_that_are_not_what_they_say_are_refused(broken: str, tmp_path: Path, commands: Worker) -> None:
+def test_tensors_that_do_not_match_their_header_are_refused(broken: str, tmp_path: Path, commands: Worker) -> None:
     header, rest, told = BROKEN[broken]
     folder = adapter(tmp_path / "adapter")
     rewrite(folder, header, rest)
@@ -70,7 +70,7 @@ def test_tensors_that_are_not_what_they_say_are_refused(broken: str, tmp_path: P
     assert found["error"].startswith(f"agentgym: {folder / TENSORS}")
 
 
-def test_a_header_that_is_longer_than_the_file_is_refused(tmp_path: Path) -> None:
+def test_a_header_longer_than_the_file_is_refused(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "adapter")
     (folder / TENSORS).write_bytes(b"\xff" * 64)
     with pytest.raises(UnreadableFileError, match="does not start like a safetensors file"):
@@ -78,7 +78,7 @@ def test_a_header_that_is_longer_than_the_file_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("config", [{"r": 10**9}, {"rank_pattern": {"q_proj": 3}}, {"r": 3}])
-def test_peft_makes_no_matrices_of_a_rank_that_no_tensor_has(
+def test_a_rank_that_no_tensor_has_allocates_no_matrices(
     config: dict[str, Any], tmp_path: Path, commands: Worker
 ) -> None:
     folder = adapter(tmp_path / "adapter", **config)
@@ -87,7 +87,7 @@ def test_peft_makes_no_matrices_of_a_rank_that_no_tensor_has(
     assert "but its tensors have 2, and at most 16,384 is allowed; correct r or rank_pattern" in found["error"]
 
 
-def test_a_pickle_in_the_place_of_tensors_is_not_loaded(tmp_path: Path, commands: Worker) -> None:
+def test_a_pickle_in_place_of_tensors_is_not_loaded(tmp_path: Path, commands: Worker) -> None:
     folder = adapter(tmp_path / "adapter")
     (folder / TENSORS).rename(folder / "adapter_model.bin")
     (found,) = commands.run(["merge", str(folder), str(tmp_path / "out")])
@@ -96,7 +96,7 @@ def test_a_pickle_in_the_place_of_tensors_is_not_loaded(tmp_path: Path, commands
 
 
 @pytest.mark.parametrize("name", [CONFIG, TENSORS])
-def test_a_link_out_of_an_adapter_is_refused_and_one_of_the_hubs_cache_is_not(name: str, tmp_path: Path) -> None:
+def test_a_link_out_of_an_adapter_is_refused_except_in_the_hubs_cache(name: str, tmp_path: Path) -> None:
     snapshot = adapter(tmp_path / "models--one/snapshots/0123")
     (tmp_path / "models--one/blobs").mkdir()
     (snapshot / name).rename(tmp_path / "models--one/blobs/456")
@@ -114,7 +114,7 @@ def test_a_link_out_of_an_adapter_is_refused_and_one_of_the_hubs_cache_is_not(na
         read_adapter(own)
 
 
-def test_memory_that_runs_out_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_gives_an_error_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load_file(path: Path) -> Any:
         raise MemoryError
 
@@ -124,7 +124,9 @@ def test_memory_that_runs_out_is_a_sentence(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("base", ["/" + "n" * 300, "n" * 5000, "a\0b", [1]], ids=lambda base: f"{base!r:.10}")
-def test_an_adapter_of_a_base_that_is_no_model_is_a_sentence(base: Any, tmp_path: Path, commands: Worker) -> None:
+def test_an_adapter_with_an_invalid_base_model_gives_an_error_message(
+    base: Any, tmp_path: Path, commands: Worker
+) -> None:
     folder = adapter(tmp_path / "adapter", base_model_name_or_path=base)
     out = str(tmp_path / "out")
     rollout, merged = commands.run(
@@ -134,5 +136,5 @@ def test_an_adapter_of_a_base_that_is_no_model_is_a_sentence(base: Any, tmp_path
     assert (rollout["code"], merged["code"]) == (1, 1)
 
 
-def test_a_model_whose_name_is_too_long_for_a_file_is_no_adapter() -> None:
+def test_a_model_name_too_long_for_a_file_is_not_an_adapter() -> None:
     assert adapter_folder(Path("n" * 300)) is None

@@ -1,4 +1,4 @@
-"""Random changes of run folders: no command ends but as it is documented, changes a file outside, or fills memory."""
+"""Random changes to run folders: commands only end as documented, change no file outside, and use bounded memory."""
 
 import json
 import shutil
@@ -24,17 +24,17 @@ FUZZING = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-"""Other changes each time, as in the proofs."""
+"""New random changes in each run, as for proofs."""
 SAME = settings(FUZZING, derandomize=True, max_examples=16)
 """The same changes each time, until the test itself changes."""
 
 
 RARITY = {"show": 1, "GET": 3, "rescore": 4, "report": 12}
-"""A command is run for each so many changed folders; the others for each second one."""
+"""Each command runs for one in this many changed folders; commands that are not listed, for every second folder."""
 
 
 class Fuzzed:
-    """A process for commands, and the sound folders that are changed."""
+    """A process for commands, and the valid folders that are changed."""
 
     def __init__(self, folder: Path, commands: Worker) -> None:
         self.folder, self.commands = folder, commands
@@ -50,7 +50,7 @@ class Fuzzed:
         export(self.run, "atif", self.trajectories, Chosen(unscored=True))
 
     def check(self, mutations: list[Mutation], chosen: int) -> None:
-        """Run some of the commands on a changed run; all of them in turn, those that take long more rarely."""
+        """Run some commands on a changed run; over many runs each command gets its turn, slow ones less often."""
         with tempfile.TemporaryDirectory(dir=self.folder) as around:
             place = Place.made(Path(around) / "place")
             shutil.copytree(self.run, place.run)
@@ -82,13 +82,13 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
 
 @SAME
 @given(mutations=MUTATIONS, chosen=st.integers(0, 11))
-def test_no_change_of_a_run_harms_a_command(fuzzed: Fuzzed, mutations: list[Mutation], chosen: int) -> None:
+def test_no_random_change_of_a_run_harms_a_command(fuzzed: Fuzzed, mutations: list[Mutation], chosen: int) -> None:
     fuzzed.check(mutations, chosen)
 
 
 @SAME
 @given(st.integers(0, 9), st.integers(0, 2**20), st.integers(0, len(ODD) - 1))
-def test_no_change_of_a_trajectory_harms_the_import(fuzzed: Fuzzed, name: int, place: int, odd: int) -> None:
+def test_no_random_change_of_a_trajectory_harms_the_import(fuzzed: Fuzzed, name: int, place: int, odd: int) -> None:
     fuzzed.check_import(name, place, odd)
 
 
@@ -96,7 +96,7 @@ def test_no_change_of_a_trajectory_harms_the_import(fuzzed: Fuzzed, name: int, p
 @pytest.mark.slow
 @settings(FUZZING, max_examples=2000)
 @given(mutations=MUTATIONS, chosen=st.integers(0, 11))
-def test_no_change_of_two_thousand_runs_harms_a_command(fuzzed: Fuzzed, mutations: list[Mutation], chosen: int) -> None:
+def test_no_change_in_two_thousand_runs_harms_a_command(fuzzed: Fuzzed, mutations: list[Mutation], chosen: int) -> None:
     fuzzed.check(mutations, chosen)
 
 
@@ -104,7 +104,7 @@ def test_no_change_of_two_thousand_runs_harms_a_command(fuzzed: Fuzzed, mutation
 @pytest.mark.slow
 @settings(FUZZING, max_examples=2000)
 @given(st.integers(0, 9), st.integers(0, 2**20), st.integers(0, len(ODD) - 1))
-def test_no_change_of_two_thousand_trajectories_harms_the_import(
+def test_no_change_in_two_thousand_trajectories_harms_the_import(
     fuzzed: Fuzzed, name: int, place: int, odd: int
 ) -> None:
     fuzzed.check_import(name, place, odd)

@@ -1,4 +1,4 @@
-"""Run folders of strangers: every command ends with a documented exit and a sentence, and changes nothing outside."""
+"""Run folders from strangers: every command ends with a documented exit code and message, and no other changes."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sound run, whose files are those of every attack."""
+    """Create a valid run, which each attack then modifies."""
     folder = make_run(tmp_path_factory.mktemp("sound") / "run")
     with RolloutWriter(folder, done=9) as writer:
         writer.add([group(rollout(f"task{place}/0", 0.5)) for place in range(3)][:1], phase="eval", step=0)
@@ -29,19 +29,19 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def placed(tmp_path: Path, sound: Path) -> Place:
-    """A sound run, in a folder with files that attacks aim at."""
+    """Copy the valid run into a folder with files that attacks try to damage."""
     place = Place.made(tmp_path / "place")
     shutil.copytree(sound, place.run)
     shutil.copytree(sound, tmp_path / "sound")
     return place
 
 
-def test_a_sound_run_is_read_by_every_command(tmp_path: Path, sound: Path, commands: Worker) -> None:
+def test_every_command_reads_a_sound_run(tmp_path: Path, sound: Path, commands: Worker) -> None:
     place = placed(tmp_path, sound)
     before, found = place.kept(), commands.run(*place.commands())
     assert [wrong for one in found for wrong in wrong_with(one)] == []
     refused = [one["words"][0] for one in found if one["code"]]
-    assert refused == ["show", "import"]  # nothing is suspicious, and no trajectory is in the folder
+    assert refused == ["show", "import"]  # nothing is suspicious, and the folder contains no trajectory
     assert (place.changes(before), place.strange()) == ([], [])
 
 
@@ -55,13 +55,13 @@ def check(attack: str, place: Place, commands: Worker, asked: Sequence[list[str]
 
 
 @pytest.mark.parametrize("attack", CHOSEN)
-def test_no_command_is_harmed_by(attack: str, tmp_path: Path, sound: Path, commands: Worker) -> None:
+def test_no_attack_harms_a_command(attack: str, tmp_path: Path, sound: Path, commands: Worker) -> None:
     place = placed(tmp_path, sound)
     check(attack, place, commands, place.quick(place.commands()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_no_command_at_all_is_harmed_by(attack: str, tmp_path: Path, sound: Path, commands: Worker) -> None:
+def test_no_attack_harms_any_command(attack: str, tmp_path: Path, sound: Path, commands: Worker) -> None:
     place = placed(tmp_path, sound)
     check(attack, place, commands, place.commands())

@@ -1,4 +1,4 @@
-"""Trajectories and adapters of strangers: they take little memory, and name no files but those beside them."""
+"""Trajectories and adapters from strangers: they use little memory, and refer only to files next to them."""
 
 import json
 import os
@@ -89,7 +89,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         ),
         "subagent_trajectory_ref.0.trajectory_id: Input should be a valid string",
     ),
-    "a continuation in it that is no document": (
+    "an embedded continuation that is not a document": (
         document(continued=5, **kept(index=2**70)),
         "index: must be a 64-bit integer",
     ),
@@ -101,7 +101,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_a_trajectory_takes_no_more_than_its_file_explains(hostile: str, tmp_path: Path, commands: Worker) -> None:
+def test_a_trajectorys_memory_is_bounded_by_its_file_size(hostile: str, tmp_path: Path, commands: Worker) -> None:
     content, told = HOSTILE[hostile]
     (tmp_path / "a.json").write_text(json.dumps(content))
     (found,) = commands.run(["import", str(tmp_path / "a.json"), "--output-dir", str(tmp_path / "out")])
@@ -121,7 +121,9 @@ def test_a_trajectory_takes_no_more_than_its_file_explains(hostile: str, tmp_pat
     ],
     ids=["100,000 levels", "5,000 digits", "cut", "300 levels"],
 )
-def test_json_that_no_parser_likes_is_a_sentence(content: str, told: str, tmp_path: Path, commands: Worker) -> None:
+def test_json_that_parsers_reject_gives_an_error_message(
+    content: str, told: str, tmp_path: Path, commands: Worker
+) -> None:
     (tmp_path / "a.json").write_text(content)
     (found,) = commands.run(["import", str(tmp_path / "a.json"), "--output-dir", str(tmp_path / "out")])
     assert wrong_with(found) == []
@@ -146,7 +148,7 @@ def referring(to: str, how: str) -> dict[str, Any]:
     ],
     ids=lambda to: f"{to[:20]}, {len(to)}",
 )
-def test_a_trajectory_names_files_beside_it_alone(to: str, how: str, tmp_path: Path, commands: Worker) -> None:
+def test_a_trajectory_can_only_refer_to_files_next_to_it(to: str, how: str, tmp_path: Path, commands: Worker) -> None:
     folder = tmp_path / "one"
     (folder / "down").mkdir(parents=True)
     (folder / "folder").mkdir()
@@ -165,12 +167,12 @@ def test_a_trajectory_names_files_beside_it_alone(to: str, how: str, tmp_path: P
 
 
 def shown(count: int) -> dict[str, Any]:
-    """A trajectory that names one image so many times."""
+    """Return a trajectory that names one image this many times."""
     image = {"type": "image", "source": {"path": "a.png"}}
     return document({"source": "user", "message": [image] * count}, {"source": "agent", "message": "It."})
 
 
-def test_an_image_counts_as_often_as_it_is_named(tmp_path: Path, commands: Worker) -> None:
+def test_an_image_counts_once_per_reference(tmp_path: Path, commands: Worker) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     os.truncate(tmp_path / "a.png", 19_000_000)
     (tmp_path / "a.json").write_text(json.dumps(shown(100)))
@@ -197,7 +199,7 @@ def test_an_image_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def bulky(folder: Path, many: int, size: int) -> Path:
-    """A trajectory with so many sub-agents in files of that size, which are all one file."""
+    """Return a trajectory with this many sub-agents in files of that size, which are all one file."""
     (folder / "b0.json").write_text(json.dumps(document(extra={"bulk": "x" * size})))
     for number in range(1, many):
         (folder / f"b{number}.json").hardlink_to(folder / "b0.json")
@@ -207,12 +209,12 @@ def bulky(folder: Path, many: int, size: int) -> Path:
     return folder / "a.json"
 
 
-def test_the_files_of_a_trajectory_have_a_limit_together(tmp_path: Path) -> None:
+def test_all_files_of_a_trajectory_share_one_limit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"b4\.json: with this file, more than 134,217,728 bytes would be read"):
         read_atif(bulky(tmp_path, 10, 30_000_000))
 
 
-def test_the_documents_of_a_trajectory_are_in_memory_one_after_the_other(tmp_path: Path) -> None:
+def test_only_one_document_of_a_trajectory_is_in_memory_at_a_time(tmp_path: Path) -> None:
     file = bulky(tmp_path, 8, 15_000_000)
     tracemalloc.start()
     try:
@@ -222,7 +224,7 @@ def test_the_documents_of_a_trajectory_are_in_memory_one_after_the_other(tmp_pat
         tracemalloc.stop()
 
 
-def test_a_file_of_any_name_is_imported(tmp_path: Path, commands: Worker) -> None:
+def test_a_file_with_any_name_is_imported(tmp_path: Path, commands: Worker) -> None:
     for name in ("1²2.json", "1².json", "٣.json", "10.json", "9.json"):
         (tmp_path / name).write_text(json.dumps(document(session_id=name)))
     (found,) = commands.run(["import", str(tmp_path), "--output-dir", str(tmp_path / "out")])
@@ -231,7 +233,7 @@ def test_a_file_of_any_name_is_imported(tmp_path: Path, commands: Worker) -> Non
         assert [row.rollout_id for row in store.summaries(order="written")][-2:] == ["9.json", "10.json"]
 
 
-def test_files_of_a_folder_that_are_no_files_are_counted_and_the_others_read(tmp_path: Path, commands: Worker) -> None:
+def test_entries_that_are_not_files_are_counted_and_the_others_read(tmp_path: Path, commands: Worker) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     for name in ("a", "b"):
@@ -251,7 +253,7 @@ def test_files_of_a_folder_that_are_no_files_are_counted_and_the_others_read(tmp
         assert len(store) == 2
 
 
-def test_a_trajectory_in_pieces_below_its_folder_is_read_whole(tmp_path: Path) -> None:
+def test_a_trajectory_split_into_subfolders_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "down").mkdir()
     (tmp_path / "down/b.json").write_text(json.dumps(document(continued_trajectory_ref="../c.json")))
     (tmp_path / "c.json").write_text(json.dumps(document()))
@@ -268,7 +270,7 @@ def test_a_trajectory_in_pieces_below_its_folder_is_read_whole(tmp_path: Path) -
     ],
     ids=["100,000 levels", "a list", "a pipe"],
 )
-def test_the_config_of_an_adapter_is_refused_with_a_sentence(
+def test_an_invalid_adapter_config_is_refused_with_a_message(
     config: str | None, told: str, tmp_path: Path, commands: Worker
 ) -> None:
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
@@ -285,9 +287,7 @@ def test_the_config_of_an_adapter_is_refused_with_a_sentence(
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("what", ["a pipe", "a device", "100,000 levels", "a number"])
-def test_the_tokenizer_of_a_stranger_is_looked_at_or_refused(
-    file: str, what: str, tmp_path: Path, commands: Worker
-) -> None:
+def test_a_foreign_tokenizer_is_checked_or_refused(file: str, what: str, tmp_path: Path, commands: Worker) -> None:
     shutil.copytree(find_model("tiny"), tmp_path / "model")
     path = tmp_path / "model" / file
     path.unlink()
@@ -303,7 +303,7 @@ def test_the_tokenizer_of_a_stranger_is_looked_at_or_refused(
     assert found["code"] == 1
 
 
-def test_the_error_is_one_class_that_is_a_value_error_too(tmp_path: Path) -> None:
+def test_the_error_is_also_a_value_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "adapter_config.json")
     assert issubclass(UnreadableFileError, ValueError)
     with pytest.raises(ValueError, match="has no adapter_config"):

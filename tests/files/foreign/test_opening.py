@@ -1,4 +1,4 @@
-"""Opening of files that somebody else may have made."""
+"""Opening of files that a stranger may have created."""
 
 import json
 import os
@@ -29,7 +29,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device", "a socket"])
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "file"
     match kind:
         case "a pipe":
@@ -44,7 +44,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, kind
         read_bytes(path, within=None)
 
 
-def test_links_are_followed_within_the_folder_and_not_out_of_it(tmp_path: Path) -> None:
+def test_links_are_followed_only_inside_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "down").mkdir(parents=True)
     (folder / "file").write_text("inside")
@@ -63,11 +63,11 @@ def test_links_are_followed_within_the_folder_and_not_out_of_it(tmp_path: Path) 
         read_bytes(folder / "none", within=folder)
     assert read_bytes(folder / "outside", within=None) == b"outside"
     linked = tmp_path / "linked"
-    linked.symlink_to(folder)  # the folder that is named may itself be a link
+    linked.symlink_to(folder)  # the named folder itself may be a link
     assert read_bytes(linked / "file", within=linked) == b"inside"
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_a_too_large_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(UnreadableFileError, match="has 1,099,511,627,776 bytes, but at most 134,217,728 are read"):
@@ -76,31 +76,31 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(JSON)
-def test_json_comes_back_as_python_reads_it(value: object) -> None:
+def test_json_is_parsed_as_by_python(value: object) -> None:
     text = json.dumps(value).encode()
     assert parsed(text) == json.loads(text)
     assert Unpacker().unpacked(zlib.compress(text)) == json.loads(text)
 
 
 @pytest.mark.parametrize("make", [lambda n: "[" * n + "]" * n, lambda n: '{"a":' * n + "1" + "}" * n])
-def test_so_many_levels_are_read_and_no_more(make: Callable[[int], str]) -> None:
+def test_json_is_read_up_to_the_nesting_limit(make: Callable[[int], str]) -> None:
     parsed(make(MOST_LEVELS).encode())
     for levels in (MOST_LEVELS + 1, 900, 100_000):
         with pytest.raises(ValueError, match="nests more than 200 levels"):
             parsed(make(levels).encode())
 
 
-def test_many_values_are_refused_and_long_texts_are_not() -> None:
+def test_too_many_values_are_refused_but_long_texts_are_not() -> None:
     assert len(parsed(b'["' + b"[,{" * MOST_VALUES + b'"]')[0]) == 3 * MOST_VALUES
     with pytest.raises(ValueError, match="more than 2,097,152 values"):
         parsed(b"[" + b"[]," * MOST_VALUES + b"1]")
     with pytest.raises(ValueError, match="more than 2,097,152 values"):
-        parsed(b'["\\\\",' + b"[]," * MOST_VALUES + b'"')  # a text that never ends hides nothing
+        parsed(b'["\\\\",' + b"[]," * MOST_VALUES + b'"')  # an unterminated string hides nothing
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(JSON)
-def test_few_values_are_counted_at_least_and_many_as_they_are(value: object) -> None:
+def test_the_value_count_is_exact_for_many_values_and_at_least_right_for_few(value: object) -> None:
     def count(within: object) -> int:
         if not isinstance(within, list | dict):
             return 0
@@ -111,7 +111,7 @@ def test_few_values_are_counted_at_least_and_many_as_they_are(value: object) -> 
     assert values_in(json.dumps([value, "[,{" * 5000, [0] * 5000]).encode()) == count(value) + 5003
 
 
-def test_the_values_of_one_thing_have_one_limit() -> None:
+def test_all_values_of_one_record_share_one_limit() -> None:
     half = zlib.compress(b"[" + b"[]," * (MOST_VALUES // 4) + b"1]")
     unpacker = Unpacker()
     assert len(unpacker.unpacked(half)) == MOST_VALUES // 4 + 1
@@ -121,13 +121,13 @@ def test_the_values_of_one_thing_have_one_limit() -> None:
         Unpacker(most_values=1 << 30).unpacked(zlib.compress(b"[" + b"[]," * MOST_VALUES + b"1]"))
 
 
-def test_a_text_with_characters_of_four_bytes_counts_as_much() -> None:
+def test_a_text_with_four_byte_characters_counts_by_its_memory() -> None:
     assert Unpacker(100).unpacked(zlib.compress(b'"' + b"a" * 60 + b'"')) == "a" * 60
     with pytest.raises(ValueError, match="more than 100 bytes"):
         Unpacker(100).unpacked(zlib.compress(f'"{"a" * 60}😀"'.encode()))
 
 
-def test_what_is_unpacked_for_one_thing_has_one_limit() -> None:
+def test_all_bytes_unpacked_for_one_record_share_one_limit() -> None:
     unpacker = Unpacker(100)
     assert unpacker.unpacked(zlib.compress(b"[" + b"1," * 20 + b"1]")) == [1] * 21
     with pytest.raises(ValueError, match="more than 100 bytes"):
@@ -137,7 +137,7 @@ def test_what_is_unpacked_for_one_thing_has_one_limit() -> None:
             Unpacker().unpacked(damaged)
 
 
-def test_an_object_is_asked_for(tmp_path: Path) -> None:
+def test_json_other_than_an_object_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("[]")
     with pytest.raises(UnreadableFileError, match="a must hold a JSON object, got list"):
         read_object(tmp_path / "a", within=tmp_path)
@@ -150,7 +150,7 @@ def made(path: Path, *statements: str) -> Path:
     return path
 
 
-def test_a_database_is_only_read_and_trusts_nothing_in_the_file(tmp_path: Path) -> None:
+def test_a_database_is_opened_read_only_and_its_schema_is_not_trusted(tmp_path: Path) -> None:
     path = made(tmp_path / "a.sqlite", "CREATE TABLE a (b)", "INSERT INTO a VALUES (1)")
     before = path.read_bytes()
     database = ForeignDatabase(path, within=tmp_path)
@@ -163,7 +163,7 @@ def test_a_database_is_only_read_and_trusts_nothing_in_the_file(tmp_path: Path) 
     assert (path.read_bytes(), [file.name for file in tmp_path.iterdir()]) == (before, ["a.sqlite"])
 
 
-def test_a_statement_takes_and_gives_no_more_than_the_file_explains(tmp_path: Path) -> None:
+def test_a_statements_steps_and_rows_are_bounded_by_the_file_size(tmp_path: Path) -> None:
     path = made(tmp_path / "a.sqlite", "CREATE TABLE a (b)", "INSERT INTO a VALUES (1)")
     database = ForeignDatabase(path, within=tmp_path)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
@@ -207,7 +207,9 @@ def test_a_statement_takes_and_gives_no_more_than_the_file_explains(tmp_path: Pa
         ),
     ],
 )
-def test_tables_are_plain_ones_with_plain_columns(tmp_path: Path, statement: str, told: str) -> None:
+def test_tables_that_are_not_plain_or_have_computed_columns_are_refused(
+    tmp_path: Path, statement: str, told: str
+) -> None:
     database = ForeignDatabase(made(tmp_path / "a.sqlite", *statement.split("; ")), within=tmp_path)
     wanted = Table(columns=["b", "c"], key=["b"], indexes={"by_b": ["b", "c"]})
     with pytest.raises(UnreadableFileError, match=f"a.sqlite: .*{told}.*; ask for an unchanged copy of the file"):
@@ -215,7 +217,7 @@ def test_tables_are_plain_ones_with_plain_columns(tmp_path: Path, statement: str
     database.close()
 
 
-def test_tables_as_they_are_wanted_are_read(tmp_path: Path) -> None:
+def test_tables_of_the_expected_form_are_read(tmp_path: Path) -> None:
     whole = ["CREATE TABLE a (c, b PRIMARY KEY)", "CREATE INDEX by_b ON a (b, c)", "CREATE TABLE other (d)"]
     database = ForeignDatabase(made(tmp_path / "a.sqlite", *whole, "CREATE VIEW v AS SELECT 1"), within=tmp_path)
     wanted = Table(columns=["b", "c"], key=["b"], indexes={"by_b": ["b", "c"]})
@@ -223,14 +225,14 @@ def test_tables_as_they_are_wanted_are_read(tmp_path: Path) -> None:
     database.close()
 
 
-def test_many_statements_of_one_read_take_no_more_together_than_the_file_explains(
+def test_all_statements_of_one_read_share_a_limit_from_the_file_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "FREE_STEPS", 1_000_000)
     path = made(tmp_path / "a.sqlite", "CREATE TABLE a (b)", "INSERT INTO a VALUES (1)")
     database = ForeignDatabase(path, within=tmp_path)
     counting = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000) SELECT count(*) FROM n"
-    for _ in range(30):  # each by itself
+    for _ in range(30):  # each query by itself
         assert database.rows(counting)[1] == [(20000,)]
     read, done = ReadCost(), []
     with suppress(UnreadableFileError), database.one_read(read):
@@ -244,8 +246,8 @@ def test_many_statements_of_one_read_take_no_more_together_than_the_file_explain
     database.close()
 
 
-def test_a_hot_journal_deletes_nothing_where_a_stranger_has_left_it(tmp_path: Path) -> None:
-    """What SQLite does by itself is shown first: it deletes the file that the journal names."""
+def test_a_foreign_hot_journal_deletes_nothing(tmp_path: Path) -> None:
+    """SQLite's own behavior is shown first: it deletes the file that the journal names."""
     victim, run = tmp_path / "thesis.txt", tmp_path / "run"
     run.mkdir()
     for folder in (tmp_path, run):
@@ -267,7 +269,7 @@ def test_a_hot_journal_deletes_nothing_where_a_stranger_has_left_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
-def test_what_sqlite_opens_beside_a_database_is_a_file_of_its_own(tmp_path: Path, end: str) -> None:
+def test_files_that_sqlite_opens_next_to_a_database_must_not_be_links(tmp_path: Path, end: str) -> None:
     path, victim = made(tmp_path / "a.sqlite", "CREATE TABLE a (b)"), tmp_path / "thesis.txt"
     victim.write_text("years of work")
     beside = path.with_name(f"{path.name}{end}")
@@ -279,7 +281,7 @@ def test_what_sqlite_opens_beside_a_database_is_a_file_of_its_own(tmp_path: Path
     assert victim.read_text() == "years of work"
 
 
-def test_a_run_is_not_begun_or_resumed_in_a_folder_whose_files_lead_out_of_it(tmp_path: Path) -> None:
+def test_a_run_is_not_started_in_a_folder_whose_files_link_outside(tmp_path: Path) -> None:
     folder, victim = tmp_path / "run", tmp_path / "thesis.txt"
     (folder / "elsewhere").mkdir(parents=True)
     victim.write_text("years of work")
@@ -296,7 +298,7 @@ def test_a_run_is_not_begun_or_resumed_in_a_folder_whose_files_lead_out_of_it(tm
     assert victim.read_text() == "years of work"
 
 
-def test_a_live_runs_log_is_read_and_a_damaged_one_does_no_harm(tmp_path: Path) -> None:
+def test_a_live_runs_write_ahead_log_is_read_and_a_damaged_one_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("PRAGMA journal_mode = WAL")
@@ -311,7 +313,7 @@ def test_a_live_runs_log_is_read_and_a_damaged_one_does_no_harm(tmp_path: Path) 
         for end in ("", "-wal"):
             (copied / f"a.sqlite{end}").write_bytes(path.with_name(f"a.sqlite{end}").read_bytes())
     kept = (copied / "a.sqlite").read_bytes()
-    database = ForeignDatabase(copied / "a.sqlite", within=copied)  # as a run that was killed leaves it
+    database = ForeignDatabase(copied / "a.sqlite", within=copied)  # as a killed run leaves it
     assert database.rows("SELECT count(*) FROM a")[1] == [(2,)]
     database.close()
     (copied / "a.sqlite-wal").write_bytes(os.urandom(9999))
@@ -320,7 +322,7 @@ def test_a_live_runs_log_is_read_and_a_damaged_one_does_no_harm(tmp_path: Path) 
     assert (copied / "a.sqlite").read_bytes() == kept
 
 
-def test_a_file_is_what_it_was_when_it_is_named_without_links(tmp_path: Path) -> None:
+def test_a_file_is_resolved_to_its_path_without_links(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "b").symlink_to("a")
     assert regular_file(tmp_path / "b", within=tmp_path) == (tmp_path / "a").resolve()

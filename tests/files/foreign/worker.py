@@ -1,7 +1,7 @@
-"""A process that runs commands on run folders, and says of each its exit, its words, its memory and its time.
+"""A process that runs commands on run folders, and reports the exit code, output, memory and time of each.
 
-It reads lines of JSON, each a list of commands, and answers each with a line of JSON, a list of what became of them.
-A command that begins with "GET" asks the viewer's server on the folder that is named behind it.
+It reads lines of JSON, each a list of commands, and responds to each with a line of JSON, the list of their results.
+A command that starts with "GET" queries the viewer's server about the folder that follows.
 """
 
 import io
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 4 << 30
-"""The address space of the process: what takes more is stopped before it takes the machine's memory."""
+"""The address space limit of the process, so that it can't use up the machine's memory."""
 ADDRESSES = (
     *("", "/metrics", "/state", "/rollouts", "/rollouts?sort=tokens&descending=1", "/rollouts?q=said", "/rollouts/1"),
     *("/rollouts?suspicious=1", "/rollouts/2", "/rollouts/3", "/rollouts/1/tokens", "/groups?task=task0&step=0"),
     *("/tasks", "/tasks?sort=gain", "/task?task=task0", "/failures", "/reward-histogram"),
 )
-"""What is asked of the viewer about a run."""
+"""The viewer's paths that are requested for each run."""
 
 
 def ran(words: Sequence[str]) -> dict[str, Any]:
-    """Run a command; `code` is its exit, or "traceback" for an error that no command should end with."""
+    """Run a command; `code` is its exit code, or "traceback" for an unexpected error."""
     from agentgym.cli import main
 
     out, errors, began = io.StringIO(), io.StringIO(), resource.getrusage(resource.RUSAGE_SELF)
@@ -52,14 +52,18 @@ def ran(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _peak_mib() -> int:
-    """Return the most memory that this process has held; `ru_maxrss` would begin with that of the process before it."""
+    """Return this process's peak memory; `ru_maxrss` would include the peak of the process that forked it."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) // 1024
 
 
 def asked(folder: Path) -> int | str:
-    """Ask the viewer everything about the runs in a folder; 0 where each answer is one that the page knows."""
+    """Request everything about the runs in a folder from the viewer.
+
+    Returns:
+        0 if the page can handle every response, else "traceback".
+    """
     from tests.view.made_runs import client
 
     with client(folder) as server:

@@ -1,4 +1,4 @@
-"""A sound env with one tool and one reward; each planted one is this with a single mistake."""
+"""A sound env with one tool and one reward; each planted env is this one with a single mistake."""
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, call, say

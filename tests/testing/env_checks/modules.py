@@ -1,4 +1,4 @@
-"""The env modules of this folder, each in a file of its own."""
+"""Loads this folder's env modules, one env per file."""
 
 import importlib.util
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 def load(path: Path) -> ModuleType:
-    """The module of one file."""
+    """Return a file's module."""
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

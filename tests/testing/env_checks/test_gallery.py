@@ -1,4 +1,4 @@
-"""The gallery's oracles: each env that comes with agentgym is solved by its own, in the sandbox that it needs."""
+"""The gallery's oracles: each env that comes with agentgym is solved by its oracle, in the sandbox that it needs."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -26,15 +26,15 @@ SPLITS: tuple[ag.Split, ...] = ("train", "test")
 
 @dataclass(frozen=True)
 class Needs:
-    """What a play of an env's oracle needs to solve every task, and what that is worth."""
+    """The sandbox and settings with which an env's oracle solves every task, and the reward for that."""
 
     sandbox: str = ""
     """fake, bubblewrap or docker; "" for none."""
     tasks: int = 12
-    """So many tasks of each split are played."""
+    """The number of tasks run per split."""
     parameters: tuple[tuple[str, Any], ...] = ()
     least: float = 1.0
-    """The least reward of a task that is solved."""
+    """The lowest reward of a solved task."""
 
 
 FAKE = Needs("fake")
@@ -55,7 +55,7 @@ NEEDED = {
     "logs": Needs("bubblewrap", 1),
     "market": Needs("docker", 2),
     "negotiate": Needs(),
-    "nim": Needs(tasks=5, parameters=(("skill", 0.0),)),  # of a lost beginning the oracle wins by chance, as of these
+    "nim": Needs(tasks=5, parameters=(("skill", 0.0),)),  # lost at the start, so the opponent must err
     "notes": Needs(tasks=4),
     "polyglot": Needs("docker", 3),
     "python_math": Needs("fake", 16),
@@ -74,13 +74,13 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> ChatTokenizer:
-    """The tiny model's: the limits of the chases are those of its tokens."""
+    """Return the tiny model's tokenizer, since the chases' limits count its tokens."""
     return chat_tokenizer(TINY)
 
 
 @pytest.fixture
 def polyglot(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Images of the languages of polyglot by the names that its tasks give them, there until the test ends."""
+    """Build images for polyglot's languages and yield them by language; remove them at the end."""
     with ExitStack() as stack:
         made = {}
         for language in ("python", "perl", "shell"):
@@ -91,7 +91,7 @@ def polyglot(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @asynccontextmanager
 async def sandboxes_of(env: type[ag.Env[Any]], sandbox: str) -> AsyncIterator[SandboxPool | None]:
-    """The sandboxes for a play; skip the test where there can be none."""
+    """Yield sandboxes for a rollout, or None if the env needs none; skip the test if they can't be opened."""
     if sandbox == "fake":
         yield FakeSandboxPool()
         return
@@ -103,7 +103,7 @@ async def sandboxes_of(env: type[ag.Env[Any]], sandbox: str) -> AsyncIterator[Sa
         yield sandboxes
 
 
-def test_every_env_of_the_gallery_has_an_oracle_and_is_played_here() -> None:
+def test_every_gallery_env_has_an_oracle_and_is_listed_here() -> None:
     assert set(NEEDED) == set(gallery())
     assert [name for name in NEEDED if oracle_of(find_env(name)) is None] == []
 

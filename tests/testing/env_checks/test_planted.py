@@ -1,4 +1,4 @@
-"""Every mistake that is planted in an env is found, in words that name what to change; all of them in one report."""
+"""Every mistake that is planted in an env is found, with a message that names the fix, and all are reported."""
 
 import sqlite3
 import tempfile
@@ -19,13 +19,13 @@ PLANTED = sorted(Path(__file__).with_name("planted").glob("*.py"))
 
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the mistakes leave in the temporary folder is removed with the test's own."""
+    """Redirect temporary files to the test's folder, with which the mistakes' leftovers are removed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
 def loaded() -> Iterator[Callable[[Path], ModuleType]]:
-    """Loads modules with mistakes; what the mistakes leave is ended after the test."""
+    """Yield a function that loads a module with a mistake; its leftovers are ended after the test."""
     modules: list[ModuleType] = []
 
     def load_it(path: Path) -> ModuleType:
@@ -42,7 +42,7 @@ def loaded() -> Iterator[Callable[[Path], ModuleType]]:
 
 
 async def checked(planted: ModuleType) -> None:
-    """The check of the env with the mistake; some mistakes are refused as soon as the class is made."""
+    """Check the env with the mistake; some mistakes are refused as soon as the class is created."""
     env = planted.planted() if hasattr(planted, "planted") else planted.Planted
     task, oracle = getattr(planted, "TASK", looking.TASK), getattr(planted, "ORACLE", looking.ORACLE)
     await check_env(env, task, oracle=oracle, **getattr(planted, "OPTIONS", {}))
@@ -77,7 +77,7 @@ async def test_several_mistakes_are_reported_together() -> None:
     assert [line.split(":")[0] for line in lines[1:]] == ["oracle", "no-op"]
 
 
-async def test_the_ids_of_threads_in_an_error_are_no_second_finding() -> None:
+async def test_thread_ids_in_an_error_do_not_give_a_second_finding() -> None:
     class Shelf(looking.Looking):
         async def setup(self) -> None:
             self.db = sqlite3.connect(":memory:")
@@ -94,7 +94,7 @@ async def test_the_ids_of_threads_in_an_error_are_no_second_finding() -> None:
         await check_env(Shelf, looking.TASK, oracle=looking.ORACLE)
 
 
-async def test_what_each_rollout_leaves_is_one_finding() -> None:
+async def test_leftovers_of_several_rollouts_are_one_finding() -> None:
     class Leaving(looking.Looking):
         async def setup(self) -> None:
             self.folder = tempfile.mkdtemp(prefix="planted-")

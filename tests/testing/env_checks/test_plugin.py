@@ -1,4 +1,4 @@
-"""The pytest plugin in a project of one's own: an empty folder, the wheel, and no configuration."""
+"""The pytest plugin in a user's project: an empty folder, the wheel, and no configuration."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def play(site: Path, folder: Path, *arguments: str) -> str:
-    """What pytest prints in that folder."""
+    """Run pytest in that folder and return its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment |= {"PYTHONPATH": f"{site}:{folder}", "OMP_NUM_THREADS": "1", "COLUMNS": "200", "TMPDIR": str(folder)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
@@ -30,12 +30,12 @@ def play(site: Path, folder: Path, *arguments: str) -> str:
 
 
 def project(folder: Path, name: str) -> Path:
-    """A folder with that test file alone."""
+    """Write that test file alone into the folder, and return the folder."""
     (folder / f"test_{name}.py").write_text((PROJECTS / f"{name}.py").read_text())
     return folder
 
 
-def test_a_mode_that_the_project_names_stays(site: Path, tmp_path: Path) -> None:
+def test_an_asyncio_mode_in_the_projects_configuration_is_kept(site: Path, tmp_path: Path) -> None:
     folder = project(tmp_path, "plain")
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = strict\n")
     assert "mode=Mode.STRICT" in play(site, folder)
@@ -45,24 +45,24 @@ def test_a_mode_that_the_project_names_stays(site: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("--asyncio-mode", "strict"), ("-o", "asyncio_mode=strict")])
-def test_a_mode_that_the_command_line_names_stays(site: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_an_asyncio_mode_on_the_command_line_is_kept(site: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     assert "mode=Mode.STRICT" in play(site, project(tmp_path, "plain"), *words)
 
 
-def test_without_pytest_asyncio_an_async_test_says_what_to_install(site: Path, tmp_path: Path) -> None:
+def test_without_pytest_asyncio_an_async_test_names_the_package_to_install(site: Path, tmp_path: Path) -> None:
     printed = play(site, project(tmp_path, "plain"), "-p", "no:asyncio")
     assert "an async test needs pytest-asyncio: pip install pytest-asyncio" in printed, printed
     assert "1 failed" in printed
 
 
 @pytest.mark.parametrize("name", ["forgotten_await", "forgotten_async"])
-def test_a_check_that_nobody_awaits_fails_its_test(name: str, site: Path, tmp_path: Path) -> None:
+def test_a_check_that_is_not_awaited_fails_its_test(name: str, site: Path, tmp_path: Path) -> None:
     printed = play(site, project(tmp_path, name))
     assert "check_env(Adder) was never awaited and checked nothing: write `await check_env(...)`" in printed, printed
     assert "1 failed, 1 passed" in printed
 
 
-def test_what_a_test_leaves_fails_it_in_words_that_name_it(site: Path, tmp_path: Path) -> None:
+def test_a_test_that_leaks_something_fails_and_names_it(site: Path, tmp_path: Path) -> None:
     printed = play(site, project(tmp_path, "leaving"))
     assert "6 passed, 5 errors" in printed, printed
     for line in (
@@ -75,6 +75,6 @@ def test_what_a_test_leaves_fails_it_in_words_that_name_it(site: Path, tmp_path:
         assert re.search(line, printed), f"{line} is not in {printed}"
 
 
-def test_the_thread_of_a_plain_tool_is_no_leak(site: Path, tmp_path: Path) -> None:
+def test_the_thread_of_a_plain_tool_is_not_a_leak(site: Path, tmp_path: Path) -> None:
     printed = play(site, project(tmp_path, "plain_tools"), "-q")
     assert "300 passed" in printed, printed

@@ -1,4 +1,4 @@
-"""A sound env passes its check and leaves nothing; a real sandbox is used where there is one."""
+"""A sound env passes its check and leaves nothing; a real sandbox is used if there is one."""
 
 import asyncio
 import subprocess
@@ -62,7 +62,7 @@ async def test_an_env_with_a_sandbox_is_checked_in_a_real_sandbox(no_leaks: None
 @pytest.mark.parametrize(
     "spec", [pytest.param(ag.Docker(), marks=pytest.mark.docker), ag.Bubblewrap()], ids=["docker", "bubblewrap"]
 )
-async def test_a_pool_of_real_sandboxes_leaves_nothing_that_is_held_against_the_env(spec: SandboxSpec) -> None:
+async def test_sandboxes_of_a_real_pool_are_not_reported_as_leaks_of_the_env(spec: SandboxSpec) -> None:
     why = why_no_docker() if isinstance(spec, ag.Docker) else why_no_bubblewrap()
     if why is not None:
         pytest.skip(why)
@@ -71,7 +71,7 @@ async def test_a_pool_of_real_sandboxes_leaves_nothing_that_is_held_against_the_
 
 
 class Nowhere:
-    """A sandbox that cannot be had."""
+    """A sandbox that cannot be opened."""
 
     @asynccontextmanager
     async def open(self, size: int) -> AsyncIterator[SandboxPool]:
@@ -79,7 +79,7 @@ class Nowhere:
         yield
 
 
-async def test_where_no_sandbox_can_be_had_a_fake_one_is_used_and_it_is_said() -> None:
+async def test_if_no_sandbox_is_available_a_fake_one_is_used_with_a_warning() -> None:
     class Lost(Shell):
         sandbox_spec = Nowhere()  # type: ignore[assignment]
 
@@ -88,12 +88,12 @@ async def test_where_no_sandbox_can_be_had_a_fake_one_is_used_and_it_is_said() -
         await check_env(Lost, TASK, oracle=ORACLE)
 
 
-def test_a_check_runs_by_itself_in_a_script() -> None:
+def test_a_check_can_run_in_a_script() -> None:
     module = load(next(path for path in SOUND if path.stem == "one_turn_question"))
     asyncio.run(check_env(module.Sound, module.TASK, oracle=module.ORACLE))
 
 
-def test_without_pytest_the_helpers_are_there() -> None:
+def test_the_test_helpers_work_without_pytest() -> None:
     rooms = "agentgym.testing, agentgym.testing.env_checks.check, envs.chase.demo"
     code = f"import sys; sys.modules['pytest'] = None; import {rooms}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

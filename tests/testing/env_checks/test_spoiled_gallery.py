@@ -1,4 +1,4 @@
-"""Every env of the gallery with a sandbox is scored, whatever code leaves at the paths that its rewards read."""
+"""Every gallery env with a sandbox is scored, whatever code leaves at the paths that its rewards read."""
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,25 +27,25 @@ SPOILED = {
     "an empty folder": "mkdir {}",
     "a link to /dev/zero": "ln -s /dev/zero {}",
     "a FIFO": "mkfifo {}",
-    "1 TB of nothing": "truncate -s 1T {} || truncate -s 30M {}",  # Bubblewrap's can have the second.
+    "1 TB of nothing": "truncate -s 1T {} || truncate -s 30M {}",  # The second command fits into Bubblewrap's disk.
     "a name of 255 bytes beside it": f'cd "$(dirname {{}})"; echo x > {"n" * 255}',
     "no permission": "echo x > {}; chmod 000 {}",
     "a link that dangles": "ln -s nowhere {}",
     "a loop of links": "ln -s $(basename {}) {}",
 }
-"""What is put in the place of a file, by what it is."""
+"""Commands that replace a file, by the replacement."""
 QUICK = ("an empty folder", "a loop of links")
-"""Those that the fast tests show for every env."""
+"""The replacements that the fast tests try for every env."""
 
 
 def files_of_terminal(task: Any) -> list[str]:
-    """What the checks of a job look at: files and folders."""
+    """Return the files and folders that a job's checks read."""
     return [path for check in task.expect for path in re.findall(r"\('([^']+)'\)", check)]
 
 
 @dataclass(frozen=True)
 class Reads:
-    """What is in the sandbox of an env that its rewards read."""
+    """The paths in an env's sandbox that its rewards read."""
 
     paths: Callable[[Any], list[str]] = lambda _: []
     tasks: Callable[[type[ag.Env[Any]]], list[Any]] = lambda env: [env.tasks("train")[0]]
@@ -53,7 +53,7 @@ class Reads:
 
 
 NOTHING = Reads()
-"""Of an env whose rewards look at no file of its sandbox."""
+"""For envs whose rewards read no file in the sandbox."""
 READ = {
     "bisect": NOTHING,
     "bisect_long": NOTHING,
@@ -81,13 +81,13 @@ def env_of(name: str) -> type[ag.Env[Any]]:
     if not name.startswith("templates/"):
         return find_env(name)
     try:
-        return find_env("sandbox_template")  # the tests of the template are in this process, too
+        return find_env("sandbox_template")  # the template's tests may run in this process, too
     except ValueError:
         return find(f"{ROOT / name}/env.py:SandboxTemplate")
 
 
 def spoiled_by(name: str, command: str) -> type[ag.Env[Any]]:
-    """The env, in whose sandbox the command runs when the rollout has ended, before it is scored."""
+    """Return the env with a command that runs in its sandbox after the rollout, before it is scored."""
     env = env_of(name)
 
     async def score(self: Any) -> dict[str, float]:
@@ -104,7 +104,7 @@ def spoiled_by(name: str, command: str) -> type[ag.Env[Any]]:
 
 @asynccontextmanager
 async def sandboxes_of(name: str, *, on_docker: bool = False) -> AsyncIterator[SandboxPool]:
-    """Sandboxes for the env; skip the test where there can be none."""
+    """Yield sandboxes for the env; skip the test if they can't be opened."""
     docker = on_docker or READ[name].sandbox == "docker"
     why_not = why_no_docker() if docker else why_no_bubblewrap()
     if why_not is not None:
@@ -118,7 +118,7 @@ async def sandboxes_of(name: str, *, on_docker: bool = False) -> AsyncIterator[S
 
 
 async def assert_all_scored(name: str, kinds: list[str], tasks: list[Any], sandboxes: SandboxPool) -> None:
-    """Play the oracle, spoil a path, and score: it is a number, and less than that of what is right."""
+    """Run the oracle, spoil a path, and score; assert that each reward is a number below that of a right solution."""
     oracle, wrong = oracle_of(env_of(name)), []
     assert oracle is not None
     for task in tasks:
@@ -131,7 +131,7 @@ async def assert_all_scored(name: str, kinds: list[str], tasks: list[Any], sandb
     assert wrong == []
 
 
-def test_every_env_of_the_gallery_with_a_sandbox_is_spoiled_here() -> None:
+def test_every_gallery_env_with_a_sandbox_is_listed_here() -> None:
     names = [name for name in gallery() if declares_sandboxes(find_env(name))]
     names += [
         f"templates/{path.parent.name}"
@@ -142,26 +142,26 @@ def test_every_env_of_the_gallery_with_a_sandbox_is_spoiled_here() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if READ[name].sandbox != "docker"])
-async def test_spoiled_files_are_scored(name: str) -> None:
+async def test_rollouts_with_spoiled_files_are_scored(name: str) -> None:
     async with sandboxes_of(name) as sandboxes:
         await assert_all_scored(name, [*QUICK], READ[name].tasks(env_of(name))[:1], sandboxes)
 
 
-async def test_nothing_that_lies_in_the_place_of_a_log_holds_up_its_reward() -> None:
+async def test_nothing_in_place_of_a_log_blocks_its_reward() -> None:
     async with sandboxes_of("logs") as sandboxes:
         await assert_all_scored("logs", [*SPOILED], READ["logs"].tasks(env_of("logs")), sandboxes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMED if READ[name].sandbox != "docker"])
-async def test_whatever_lies_at_any_path_that_a_reward_reads_is_scored(name: str) -> None:
+async def test_rollouts_are_scored_whatever_replaces_a_file_that_a_reward_reads(name: str) -> None:
     async with sandboxes_of(name) as sandboxes:
         await assert_all_scored(name, [*SPOILED], READ[name].tasks(env_of(name)), sandboxes)
 
 
 @pytest.fixture
 def program_image(tmp_path: Path) -> Iterator[str]:
-    """An image of polyglot's, there until the test ends."""
+    """Build one of polyglot's images, which is removed at the end of the test."""
     if (why_not := why_no_docker()) is not None:
         pytest.skip(why_not)
     tag = build("python", tmp_path / "python")
@@ -172,7 +172,7 @@ def program_image(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.docker
 @pytest.mark.parametrize("name", [*NAMED])
-async def test_it_is_on_docker_too(name: str, request: pytest.FixtureRequest) -> None:
+async def test_rollouts_with_spoiled_files_are_also_scored_on_docker(name: str, request: pytest.FixtureRequest) -> None:
     tasks = READ[name].tasks(env_of(name))[:2]
     if name == "polyglot":
         tasks = [task.model_copy(update={"image": request.getfixturevalue("program_image")}) for task in tasks]

@@ -13,7 +13,7 @@ from tests.view.browser.viewer import Watched, chromium, launch, route_of, servi
 
 SCREENSHOTS = os.environ.get("AGENTGYM_SCREENSHOTS")
 STEPS = 14 if SCREENSHOTS else 3
-"""Longer curves for the pictures of the docs."""
+"""Longer curves, for the screenshots of the docs."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
             if chromium() is None:
-                item.add_marker(pytest.mark.skip(reason="no chromium here: apt-get install chromium"))
+                item.add_marker(pytest.mark.skip(reason="Chromium is not installed: apt-get install chromium"))
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Made:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Two runs of the quickstart, one with compaction and one with forks."""
+    """Train two runs of the quickstart, one with compaction and one with forks."""
     folder = tmp_path_factory.mktemp("runs").resolve()
     often = ("--eval-every", "4") if SCREENSHOTS else ()
     names = ("chase_grpo", "chase_grpo_seed_2", "chase_compaction", "chase_tree")
@@ -55,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture(scope="session")
 def address(made: Made) -> Iterator[str]:
-    """The address of a viewer of those runs."""
+    """Yield the URL of a viewer of those runs."""
     with serving(made.folder) as printed:
         yield printed
 
@@ -73,7 +73,10 @@ Open = Callable[..., Watched]
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Open]:
-    """Opens watched pages; a dialog, an error or a request to anything but the viewer fails the test at its end."""
+    """Yield a function that opens watched pages.
+
+    A dialog, an error or a request to another host fails the test at its end.
+    """
     pages: list[Watched] = []
 
     def open_page(address: str, **options: Any) -> Watched:
@@ -87,13 +90,13 @@ def opened(browser: Browser) -> Iterator[Open]:
 
 @pytest.fixture
 def viewer(opened: Open, address: str) -> Watched:
-    """A page on the runs of the session."""
+    """Return a page on the session's runs."""
     return opened(address)
 
 
 @dataclass(frozen=True)
 class Routes:
-    """The addresses of the runs."""
+    """The routes of the runs."""
 
     grpo: str
     second: str

@@ -1,4 +1,4 @@
-"""A run whose model and tools tried everything on the reader's browser and terminal, written by the real writer."""
+"""A run in which the model and the tools attack the reader's browser and terminal, written by the real writer."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def token_bytes(model: str, ids: Sequence[int]) -> Mapping[int, bytes]:
 
 
 def segment() -> Segment:
-    """Every token once as context, then once sampled."""
+    """Return a segment with every token once as context, then once sampled."""
     count = len(TOKENS)
     sampled = np.arange(2 * count) >= count
     call = {"id": EVERYTHING, "function": {"name": SCRIPT, "arguments": {"code": EVERYTHING, "path": "x.py"}}}
@@ -66,7 +66,7 @@ def segment() -> Segment:
 
 
 def rollouts() -> tuple[Rollout, ...]:
-    """One that was scored, and one that failed."""
+    """Return a scored rollout and a failed one."""
     failure = Failure(type=SCRIPT, message=EVERYTHING, where=SCRIPT, traceback=EVERYTHING)
     scored = Rollout(
         rollout_id=f"{SCRIPT}/0",

@@ -1,4 +1,4 @@
-"""The page without a mouse, in dark and light, and for readers who do not see it."""
+"""The page without a mouse, in dark and light mode, and with a screen reader."""
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -15,7 +15,7 @@ MAIN_PAGES = (
 
 
 def address_of(name: str, run: str, made: Made) -> str:
-    """The route of a page of the run with compaction."""
+    """Return the route of a page about the run with compaction."""
     with RolloutStore(made.compaction) as store:
         best = next(one for one in store.find(order="best", phase="train") if one.advantages[0])
         group = [one.number for one in store.summaries(step=best.step, phase="train", ids=[best.rollout.group_id])]
@@ -41,7 +41,7 @@ def address_of(name: str, run: str, made: Made) -> str:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", MAIN_PAGES)
-def test_axe_finds_no_serious_fault(opened: Open, address: str, made: Made, name: str, theme: str) -> None:
+def test_axe_finds_no_serious_violation(opened: Open, address: str, made: Made, name: str, theme: str) -> None:
     watched = opened(address, color_scheme=theme)
     page = watched.open(address_of(name, route_of(watched.page, made.compaction), made))
     page.wait_for_load_state("networkidle")
@@ -53,7 +53,7 @@ def test_axe_finds_no_serious_fault(opened: Open, address: str, made: Made, name
     assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in grave] == []
 
 
-def test_every_page_is_reached_and_left_by_keys(viewer: Watched, routes: Routes) -> None:
+def test_every_page_can_be_opened_and_left_by_keyboard(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.grpo}/rollouts")
     current = page.locator(".grid .row.current .c-number")
     expect(current).to_have_text("1")
@@ -79,7 +79,7 @@ def test_every_page_is_reached_and_left_by_keys(viewer: Watched, routes: Routes)
     expect(page.get_by_role("heading", name="Runs")).to_be_visible()
 
 
-def test_the_next_rollout_is_the_next_one_in_the_table_that_it_was_opened_from(
+def test_the_next_rollout_follows_the_order_of_the_table_it_was_opened_from(
     viewer: Watched, routes: Routes, made: Made
 ) -> None:
     with RolloutStore(made.grpo) as store:
@@ -96,7 +96,7 @@ def test_the_next_rollout_is_the_next_one_in_the_table_that_it_was_opened_from(
     page.wait_for_url("**sort=reward**")
 
 
-def test_help_lists_the_keys_of_the_page_and_closes(viewer: Watched, routes: Routes) -> None:
+def test_help_lists_the_pages_keys_and_closes(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.grpo}/rollouts")
     page.keyboard.press("?")
     dialog = page.get_by_role("dialog")
@@ -106,7 +106,7 @@ def test_help_lists_the_keys_of_the_page_and_closes(viewer: Watched, routes: Rou
     expect(dialog).to_have_count(0)
 
 
-def test_keys_are_letters_where_one_writes(viewer: Watched, routes: Routes) -> None:
+def test_keyboard_shortcuts_are_plain_letters_in_a_text_field(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.grpo}/rollouts")
     page.keyboard.press("/")
     page.keyboard.type("dhg?")
@@ -115,7 +115,7 @@ def test_keys_are_letters_where_one_writes(viewer: Watched, routes: Routes) -> N
     expect(page.get_by_label("Search messages")).not_to_be_focused()
 
 
-def test_the_system_says_dark_or_light_until_the_reader_does(opened: Open, address: str) -> None:
+def test_the_system_sets_dark_or_light_mode_until_the_reader_does(opened: Open, address: str) -> None:
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     light, dark = opened(address).page, opened(address, color_scheme="dark").page
     assert light.evaluate(ground) == "rgb(255, 255, 255)"

@@ -1,4 +1,4 @@
-"""Text from models and tools stays text: nothing of it runs, is fetched, or turns the direction of the page."""
+"""Text from models and tools stays text: none of it runs, is fetched, or changes the page's text direction."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ HIDDEN = r"[\u0000-\u0008\u000b-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2066-\u2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The name of the folder is hostile, too, as far as file systems let it be.
+    # The folder's name is hostile, too, as far as file systems allow.
     return write_hostile(tmp_path_factory.mktemp("hostile").resolve() / "<img src=x onerror=alert(0)>")
 
 
@@ -52,14 +52,14 @@ PAGES = {
 
 
 def opened_all(page: Page) -> None:
-    """Open everything that is folded, as a reader would."""
+    """Expand everything that is collapsed, as a reader would."""
     for more in page.locator("main .more").all():
         more.click()
     page.locator("main details:not([open])").evaluate_all("all => all.forEach(one => { one.open = true; })")
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_a_model_wrote_is_inert_on_every_page(hostile: Watched, folder: Path, name: str) -> None:
+def test_a_models_text_is_inert_on_every_page(hostile: Watched, folder: Path, name: str) -> None:
     page = hostile.open(PAGES[name].format(run=route_of(hostile.page, folder)))
     page.wait_for_load_state("networkidle")
     opened_all(page)
@@ -71,7 +71,7 @@ def test_what_a_model_wrote_is_inert_on_every_page(hostile: Watched, folder: Pat
         expect(page.locator("main")).to_contain_text("<script>alert(")
 
 
-def test_hidden_characters_are_marks_that_say_what_they_are(hostile: Watched, folder: Path) -> None:
+def test_hidden_characters_are_labeled(hostile: Watched, folder: Path) -> None:
     page = hostile.open(f"#/{route_of(hostile.page, folder)}/rollout/1")
     found = page.locator("main .mark")
     labels = set(found.all_inner_texts())
@@ -79,14 +79,14 @@ def test_hidden_characters_are_marks_that_say_what_they_are(hostile: Watched, fo
     expect(page.locator(".mark", has_text="RLO").first).to_have_attribute("title", "U+202E right-to-left override")
 
 
-def test_foreign_text_is_isolated_from_the_direction_of_the_page(hostile: Watched, folder: Path) -> None:
+def test_foreign_text_cannot_change_the_pages_text_direction(hostile: Watched, folder: Path) -> None:
     page = hostile.open(f"#/{route_of(hostile.page, folder)}/rollout/1")
     said = page.locator("main .said").evaluate_all("all => all.map(e => getComputedStyle(e).unicodeBidi)")
     assert said
     assert set(said) == {"isolate"}
 
 
-def test_tokens_that_are_no_text_are_shown_one_by_one(hostile: Watched, folder: Path) -> None:
+def test_tokens_that_are_not_text_are_shown_one_by_one(hostile: Watched, folder: Path) -> None:
     page = hostile.open(f"#/{route_of(hostile.page, folder)}/rollout/1?view=tokens")
     tokens = page.locator(".tokens [data-i]")
     expect(tokens).to_have_count(2 * len(TOKENS))
@@ -100,7 +100,7 @@ def test_tokens_that_are_no_text_are_shown_one_by_one(hostile: Watched, folder: 
     assert all(tokens.nth(place).bounding_box()["width"] > 0 for place in range(len(TOKENS)))  # type: ignore[index]
 
 
-def test_a_link_with_a_script_in_it_leads_to_a_sentence(hostile: Watched) -> None:
+def test_a_link_with_a_script_in_it_shows_a_message(hostile: Watched) -> None:
     for route in (
         "#/<script>alert(4)</script>/rollouts",
         "#/javascript:alert(5)",
@@ -108,10 +108,10 @@ def test_a_link_with_a_script_in_it_leads_to_a_sentence(hostile: Watched) -> Non
     ):
         page = hostile.open(route)
         assert page.locator(OUTSIDE_ELEMENTS).count() == 0
-    hostile.faults[:] = [fault for fault in hostile.faults if "404" not in fault]  # the browser logs the answer itself
+    hostile.faults[:] = [fault for fault in hostile.faults if "404" not in fault]  # logged by the browser
 
 
-def test_the_page_asks_for_a_policy_that_lets_no_inline_script_run(hostile: Watched) -> None:
+def test_the_page_requests_a_policy_without_inline_scripts(hostile: Watched) -> None:
     refused = (
         "() => { const script = document.createElement('script'); script.textContent = 'window.ran = 1'; "
         "document.body.append(script); return window.ran }"

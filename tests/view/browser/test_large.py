@@ -1,4 +1,4 @@
-"""Long rollouts: what is drawn is bounded by the window, not by the rollout."""
+"""Long rollouts: the number of rendered elements is bounded by the window, not by the rollout."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ WORDS = [b" the", b" value", b"\n", b" of", b" key", b" is", b"42", b"."]
 
 
 def long_segment() -> Segment:
-    """Turns of 300 sampled tokens, each answered by 200."""
+    """Return a segment of turns that each have 300 sampled tokens, next to 200 tokens of context."""
     size = TOKENS // TURNS
     turns = tuple(
         Turn(
@@ -72,12 +72,12 @@ def large(opened: Open, large_address: str) -> Watched:
 
 
 def drawn(page: Page) -> list[int]:
-    """The indices of the tokens that are on the page."""
+    """Return the indices of the tokens on the page."""
     found = page.locator(".tokens [data-i]").evaluate_all("all => all.map(t => Number(t.dataset.i))")
     return [int(index) for index in found]
 
 
-def test_of_200_000_tokens_only_those_near_the_sight_are_drawn(large: Watched, folder: Path) -> None:
+def test_of_200_000_tokens_only_those_near_the_view_are_rendered(large: Watched, folder: Path) -> None:
     page = large.open(f"#/{route_of(large.page, folder)}/rollout/1?view=tokens&color=advantage")
     expect(page.locator('.tokens [data-i="0"]')).to_be_visible()
     assert 0 < len(drawn(page)) < 12_000
@@ -87,14 +87,14 @@ def test_of_200_000_tokens_only_those_near_the_sight_are_drawn(large: Watched, f
     assert 0 < len(drawn(page)) < 12_000
 
 
-def test_a_link_to_a_token_brings_it_into_sight_wherever_it_is(large: Watched, folder: Path) -> None:
+def test_a_link_to_a_token_scrolls_it_into_view(large: Watched, folder: Path) -> None:
     page = large.open(f"#/{route_of(large.page, folder)}/rollout/1?view=tokens&at=123456")
     expect(page.locator('.tokens [data-i="123456"]')).to_be_in_viewport()
     expect(page.locator('.tokens [data-i="123456"]')).to_have_class("t trained chosen")
     expect(page.locator(".token-tip")).to_contain_text("123,456")
 
 
-def test_the_map_of_a_segment_leads_to_where_it_is_clicked(large: Watched, folder: Path) -> None:
+def test_clicking_the_map_of_a_segment_scrolls_there(large: Watched, folder: Path) -> None:
     page = large.open(f"#/{route_of(large.page, folder)}/rollout/1?view=tokens")
     strip = page.locator(".strip")
     bounds = strip.bounding_box()
@@ -105,6 +105,6 @@ def test_the_map_of_a_segment_leads_to_where_it_is_clicked(large: Watched, folde
     assert abs(int(chosen.get_attribute("data-i") or 0) - 150_000) < 2_000
 
 
-def test_a_conversation_of_400_turns_shows_its_last(large: Watched, folder: Path) -> None:
+def test_a_conversation_of_400_turns_shows_its_last_turn(large: Watched, folder: Path) -> None:
     page = large.open(f"#/{route_of(large.page, folder)}/rollout/1")
     expect(page.get_by_text("said 399", exact=True)).to_be_attached()

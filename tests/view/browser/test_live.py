@@ -1,4 +1,4 @@
-"""A page that is open while its run goes on: what is new is added, and what is read stays where it is."""
+"""A page that is open during its run: new data is added, and the rows in view stay in place."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ MORE_POINTS = (
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run that goes on for longer than the tests take."""
+    """Yield a run that lasts longer than the tests."""
     folder = tmp_path_factory.mktemp("live").resolve() / "long"
     process = start_recipe("chase_grpo", folder, "--max-steps", "2000", "--eval-tasks", "0", "--save-every", "1000")
     yield folder
@@ -41,7 +41,7 @@ def live(opened: Open, running: Path) -> Iterator[Watched]:
         yield watched
 
 
-def test_rollouts_that_a_run_writes_are_appended_and_the_rows_in_sight_stay(live: Watched, running: Path) -> None:
+def test_new_rollouts_are_appended_and_the_visible_rows_stay(live: Watched, running: Path) -> None:
     page = live.open(f"#/{route_of(live.page, running)}/rollouts")
     expect(page.locator(".live")).to_contain_text(re.compile(r"live, \d+ of [\d,]+ steps done"))
     before = int(page.locator(".count").inner_text().split()[0].replace(",", ""))
@@ -51,7 +51,7 @@ def test_rollouts_that_a_run_writes_are_appended_and_the_rows_in_sight_stay(live
     assert page.locator(".grid").evaluate("grid => grid.scrollTop") == 580
 
 
-def test_with_the_newest_first_the_rows_in_sight_stay_in_sight(live: Watched, running: Path) -> None:
+def test_with_the_newest_first_the_visible_rows_stay_visible(live: Watched, running: Path) -> None:
     page = live.open(f"#/{route_of(live.page, running)}/rollouts?sort=number&order=desc")
     grid = page.locator(".grid")
     grid.evaluate("grid => { grid.scrollTop = 870; }")
@@ -69,7 +69,7 @@ def test_with_the_newest_first_the_rows_in_sight_stay_in_sight(live: Watched, ru
     page.wait_for_function(f"wanted => ({in_sight})() === wanted", arg=seen)
 
 
-def test_curves_grow_while_a_run_goes_on(live: Watched, running: Path) -> None:
+def test_curves_grow_during_a_run(live: Watched, running: Path) -> None:
     page = live.open(f"#/?runs={route_of(live.page, running)}")
     expect(page.locator('[data-metric="reward"] path.line')).to_be_attached()
     before = page.locator('[data-metric="reward"] path.line').get_attribute("d") or ""

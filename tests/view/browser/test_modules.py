@@ -1,4 +1,4 @@
-"""Modules of the page, called one by one in the browser."""
+"""The page's modules, each called by itself in the browser."""
 
 import sys
 import unicodedata
@@ -9,17 +9,17 @@ import pytest
 from tests.view.browser.viewer import Watched
 
 INVISIBLE = {"Cc", "Cf", "Zl", "Zp"}
-"""Categories of characters that are never seen, or that act."""
+"""Categories of invisible characters and control characters."""
 WRITTEN = {"\n", "\t"}
 
 
 def call(viewer: Watched, module: str, name: str, *values: Any) -> Any:
-    """The answer of a function that a module exports."""
+    """Return the result of a function that a module exports."""
     source = f"async values => (await import(new URL('{module}', document.baseURI))).{name}(...values)"
     return viewer.page.evaluate(source, list(values))
 
 
-def test_every_invisible_character_of_unicode_becomes_a_mark(viewer: Watched) -> None:
+def test_every_invisible_unicode_character_is_replaced_by_a_label(viewer: Watched) -> None:
     hidden = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in INVISIBLE]
     wanted = [one for one in hidden if one not in WRITTEN]
     assert len(wanted) > 200
@@ -27,12 +27,12 @@ def test_every_invisible_character_of_unicode_becomes_a_mark(viewer: Watched) ->
     assert [part["text"] for part in found[0] if part["hidden"]] == wanted
 
 
-def test_an_emoji_of_several_characters_and_text_from_right_to_left_stay_text(viewer: Watched) -> None:
+def test_emoji_sequences_and_right_to_left_text_are_kept(viewer: Watched) -> None:
     for text in ("👩\u200d💻 ❤\ufe0f", "שלום عربي", "e\u0301 ñ 漢字", "a\tb\nc", "<b>&amp;"):
         assert call(viewer, "core/visible_text.js", "parts", text) == [{"text": text, "hidden": False}]
 
 
-def test_a_title_spells_what_cannot_be_seen(viewer: Watched) -> None:
+def test_a_title_spells_out_invisible_characters(viewer: Watched) -> None:
     said = call(viewer, "core/visible_text.js", "spelled", "a\u202eb\x1b[31mc\u200d")
     assert said == "a<RLO>b<ESC[31m>c<ZWJ>"
 
@@ -49,11 +49,11 @@ def test_a_title_spells_what_cannot_be_seen(viewer: Watched) -> None:
         (12345, "12,345"),
     ],
 )
-def test_a_metric_is_short_and_says_its_size(viewer: Watched, value: float | None, shown: str) -> None:
+def test_metrics_are_short_and_show_their_magnitude(viewer: Watched, value: float | None, shown: str) -> None:
     assert call(viewer, "core/format.js", "metric", value) == shown
 
 
-def test_an_address_comes_back_as_it_was_made(viewer: Watched) -> None:
+def test_an_address_survives_a_round_trip(viewer: Watched) -> None:
     made = call(viewer, "core/address.js", "link", ["run", "task"], {"task": "a/b c?&#%", "sort": "", "failed": True})
     assert call(viewer, "core/address.js", "parse", made) == {
         "path": ["run", "task"],
@@ -99,7 +99,7 @@ def row(step: int, **metrics: float) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_metrics_say_why_a_reward_does_not_rise(
+def test_findings_explain_why_a_reward_does_not_rise(
     viewer: Watched, rows: list[dict[str, Any]], page: str, words: str
 ) -> None:
     found = call(viewer, "core/findings.js", "findings", rows)
@@ -107,7 +107,7 @@ def test_the_metrics_say_why_a_reward_does_not_rise(
     assert words in found[0]["sentence"]
 
 
-def test_a_run_without_trouble_has_no_findings(viewer: Watched) -> None:
+def test_a_healthy_run_has_no_findings(viewer: Watched) -> None:
     good = [
         row(
             step,
@@ -127,7 +127,7 @@ def test_a_run_without_trouble_has_no_findings(viewer: Watched) -> None:
     assert call(viewer, "core/findings.js", "findings", good) == []
 
 
-def test_smoothing_has_no_pull_to_the_start_and_thinning_loses_no_peak(viewer: Watched) -> None:
+def test_smoothing_is_not_biased_to_the_start_and_thinning_keeps_peaks(viewer: Watched) -> None:
     level = [{"x": step, "y": 5.0, "step": step} for step in range(5)]
     assert [point["y"] for point in call(viewer, "charts/series.js", "smoothed", level, 0.9)] == pytest.approx(
         [5.0] * 5
@@ -146,7 +146,7 @@ def test_smoothing_has_no_pull_to_the_start_and_thinning_loses_no_peak(viewer: W
 @pytest.mark.parametrize(
     "values", [[0.3, 0.1 + 0.2], [1e308, -1e308], [1e308, 0.99e308], [5e-324, 0], [1e15, 1e15 + 1], [7], []]
 )
-def test_every_range_of_values_has_an_axis_with_a_few_numbers(viewer: Watched, values: list[float]) -> None:
+def test_every_range_of_values_has_an_axis_with_a_few_labels(viewer: Watched, values: list[float]) -> None:
     low, high = call(viewer, "charts/scale.js", "extent", values)
     assert low < high
     assert all(low <= value <= high for value in values)
@@ -155,7 +155,7 @@ def test_every_range_of_values_has_an_axis_with_a_few_numbers(viewer: Watched, v
     assert found == sorted(set(found))
 
 
-def test_an_axis_of_steps_that_are_hardly_apart_has_a_number(viewer: Watched) -> None:
+def test_an_axis_with_nearly_equal_ends_has_a_label(viewer: Watched) -> None:
     assert call(viewer, "charts/scale.js", "ticks", [1, 1 + 2e-16], 4) == [1]
     assert call(viewer, "charts/scale.js", "ticks", [1e15, 1e15 + 0.25], 6) == [1e15]
 
@@ -171,13 +171,13 @@ def test_an_axis_of_steps_that_are_hardly_apart_has_a_number(viewer: Watched) ->
         (["chase_grpo/20260801-101500", "chase_grpo/20260801-111500"], ["…20260801-101500", "…20260801-111500"]),
     ],
 )
-def test_long_names_of_runs_are_cut_where_they_are_alike(viewer: Watched, names: list[str], shown: list[str]) -> None:
+def test_the_common_part_of_long_run_names_is_cut(viewer: Watched, names: list[str], shown: list[str]) -> None:
     source = "async names => [...(await import(new URL('core/run_names.js', document.baseURI))).shortNames(names)]"
     found = dict(viewer.page.evaluate(source, names))
     assert [found[name] for name in names] == shown
 
 
-def test_a_band_has_no_edge_that_no_number_is(viewer: Watched) -> None:
+def test_band_edges_must_be_finite(viewer: Watched) -> None:
     rows = [
         {"step": step, "time": step, "metrics": {"mean": mean, "std": 1e308}} for step, mean in enumerate((1e308, 5))
     ]

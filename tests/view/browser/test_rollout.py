@@ -1,4 +1,4 @@
-"""One rollout: its segments, its tokens as the store has them, and another one beside it."""
+"""One rollout: its segments, its tokens as in the store, and another rollout next to it."""
 
 import re
 
@@ -13,18 +13,18 @@ from tests.view.browser.viewer import Watched
 
 
 def with_kind(store: RolloutStore, kind: SegmentKind, least: int = 1) -> StoredRollout:
-    """A rollout that was trained on and has such segments."""
+    """Return a trained rollout with at least this many segments of that kind."""
     kinds = ((one, [segment.kind for segment in one.rollout.segments]) for one in store.find(phase="train"))
     return next(one for one, found in kinds if found.count(kind) >= least and one.advantages[0] is not None)
 
 
 def drawn_tokens(page: Page) -> list[tuple[int, str]]:
-    """Index and classes of every token on the page, in order."""
+    """Return the index and classes of every token on the page, in order."""
     found = page.locator(".tokens [data-i]").evaluate_all("all => all.map(t => [Number(t.dataset.i), t.className])")
     return [(int(index), str(classes)) for index, classes in found]
 
 
-def test_a_rollout_with_compaction_shows_the_segment_that_goes_on(viewer: Watched, routes: Routes, made: Made) -> None:
+def test_a_rollout_with_compaction_shows_the_following_segment(viewer: Watched, routes: Routes, made: Made) -> None:
     with RolloutStore(made.compaction) as store:
         number = with_kind(store, "compaction").number
     page = viewer.open(f"#/{routes.compaction}/rollout/{number}")
@@ -36,7 +36,7 @@ def test_a_rollout_with_compaction_shows_the_segment_that_goes_on(viewer: Watche
     assert "segment=1" in page.url
 
 
-def test_a_rollout_with_forks_shows_the_tree_and_folds_what_the_forks_repeat(
+def test_a_rollout_with_forks_shows_the_tree_and_collapses_repeated_parts(
     viewer: Watched, routes: Routes, made: Made
 ) -> None:
     with RolloutStore(made.tree) as store:
@@ -54,7 +54,7 @@ def test_a_rollout_with_forks_shows_the_tree_and_folds_what_the_forks_repeat(
 
 
 @pytest.mark.parametrize("kind", ["compaction", "fork"])
-def test_the_colored_tokens_are_those_that_were_trained_on(
+def test_the_highlighted_tokens_are_the_trained_ones(
     viewer: Watched, routes: Routes, made: Made, kind: SegmentKind
 ) -> None:
     folder, route = (made.compaction, routes.compaction) if kind == "compaction" else (made.tree, routes.tree)
@@ -70,7 +70,7 @@ def test_the_colored_tokens_are_those_that_were_trained_on(
         assert [" sampled" in classes for _, classes in tokens] == (segment.sampled & ~trained).tolist()
 
 
-def test_tokens_of_an_evaluation_are_sampled_and_not_trained(viewer: Watched, routes: Routes, made: Made) -> None:
+def test_tokens_of_an_evaluation_are_sampled_but_not_trained(viewer: Watched, routes: Routes, made: Made) -> None:
     with RolloutStore(made.grpo) as store:
         found = next(store.find(phase="eval_after"))
     page = viewer.open(f"#/{routes.grpo}/rollout/{found.number}?view=tokens")
@@ -78,7 +78,7 @@ def test_tokens_of_an_evaluation_are_sampled_and_not_trained(viewer: Watched, ro
     expect(page.locator(".tokens .trained")).to_have_count(0)
 
 
-def test_the_text_of_the_tokens_is_what_the_model_read_and_wrote(viewer: Watched, routes: Routes, made: Made) -> None:
+def test_the_tokens_text_is_what_the_model_read_and_wrote(viewer: Watched, routes: Routes, made: Made) -> None:
     with RolloutStore(made.grpo) as store:
         found = next(store.find(phase="train"))
     page = viewer.open(f"#/{routes.grpo}/rollout/{found.number}?view=tokens")
@@ -86,7 +86,7 @@ def test_the_text_of_the_tokens_is_what_the_model_read_and_wrote(viewer: Watched
     assert found.rollout.segments[0].prompt_messages[0]["content"] in text.replace("↵", "")
 
 
-def test_a_token_says_its_log_probability_ratio_advantage_and_version(
+def test_a_token_shows_its_log_probability_ratio_advantage_and_version(
     viewer: Watched, routes: Routes, made: Made
 ) -> None:
     with RolloutStore(made.grpo) as store:
@@ -105,7 +105,7 @@ def test_a_token_says_its_log_probability_ratio_advantage_and_version(
     expect(page.locator(".token-tip")).to_contain_text(f"id {segment.token_ids[first + 1]}")
 
 
-def test_the_color_of_the_tokens_is_chosen_by_button_and_kept_in_the_address(
+def test_the_coloring_of_tokens_is_chosen_by_button_and_kept_in_the_url(
     viewer: Watched, routes: Routes, made: Made
 ) -> None:
     with RolloutStore(made.grpo) as store:
@@ -118,10 +118,10 @@ def test_the_color_of_the_tokens_is_chosen_by_button_and_kept_in_the_address(
     expect(page.get_by_role("button", name="Log-prob")).to_have_attribute("aria-pressed", "true")
 
 
-def test_no_number_of_the_axis_of_a_group_is_cut_off(viewer: Watched, routes: Routes, made: Made) -> None:
+def test_no_label_on_a_groups_axis_is_cut_off(viewer: Watched, routes: Routes, made: Made) -> None:
     with RolloutStore(made.grpo) as store:
         one = next(iter(store.find(order="worst", phase="eval_before")))
-    assert one.rollout.reward == 0  # it is alone, and the axis reaches as far to both sides of 0
+    assert one.rollout.reward == 0  # it is the only one, so the axis is symmetric around 0
     page = viewer.open(f"#/{routes.grpo}/group?phase=eval_before&step={one.step}&task={one.rollout.group_id}")
     axis = page.locator("th.axis svg")
     expect(axis).to_be_visible()
@@ -134,7 +134,7 @@ def test_no_number_of_the_axis_of_a_group_is_cut_off(viewer: Watched, routes: Ro
         assert bounds["x"] + bounds["width"] <= room["x"] + room["width"]
 
 
-def test_two_rollouts_of_a_group_stand_side_by_side_with_the_place_where_they_part(
+def test_two_rollouts_of_a_group_are_shown_side_by_side_with_their_first_difference(
     viewer: Watched, routes: Routes, made: Made
 ) -> None:
     with RolloutStore(made.grpo) as store:
@@ -150,7 +150,7 @@ def test_two_rollouts_of_a_group_stand_side_by_side_with_the_place_where_they_pa
     expect(page.locator("table.attempts line.baseline").first).to_be_attached()
 
 
-def test_the_time_of_a_rollout_is_drawn_as_a_waterfall(viewer: Watched, routes: Routes, made: Made) -> None:
+def test_a_rollouts_time_is_drawn_as_a_waterfall(viewer: Watched, routes: Routes, made: Made) -> None:
     with RolloutStore(made.compaction) as store:
         found = with_kind(store, "compaction")
     turns = sum(len(segment.turns) for segment in found.rollout.segments)
@@ -160,7 +160,7 @@ def test_the_time_of_a_rollout_is_drawn_as_a_waterfall(viewer: Watched, routes: 
     assert page.locator(".waterfall rect.span").count() > turns
 
 
-def test_a_link_to_a_rollout_that_is_not_there_says_so(viewer: Watched, routes: Routes) -> None:
+def test_a_link_to_a_missing_rollout_says_so(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.grpo}/rollout/999999")
     expect(page.locator(".empty")).to_contain_text("there is no rollout 999999")
-    viewer.faults[:] = [fault for fault in viewer.faults if "404" not in fault]  # the browser logs the answer itself
+    viewer.faults[:] = [fault for fault in viewer.faults if "404" not in fault]  # the browser itself logs the response

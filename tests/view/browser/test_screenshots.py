@@ -1,4 +1,4 @@
-"""The pictures of the docs: the main pages on real runs. `make screenshots` writes them to docs/screenshots."""
+"""Screenshots for the docs: the main pages with real runs. `make screenshots` writes them to docs/screenshots."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.view.browser.conftest import SCREENSHOTS, Made, Open, Routes
 from tests.view.browser.viewer import ROOT, Watched
 
 LARGEST = 200_000
-"""Bytes of a picture."""
+"""Maximum size of a screenshot in bytes."""
 
 
 def curves(page: Page, routes: Routes, made: Made) -> str:
@@ -22,14 +22,14 @@ def rollouts(page: Page, routes: Routes, made: Made) -> str:
 
 
 def forked(made: Made) -> int:
-    """A rollout with forks that was trained on, the longest."""
+    """Return the number of a trained rollout with forks: the best one, and among equals the longest."""
     with RolloutStore(made.tree) as store:
         trained = [one for one in store.find(phase="train") if one.advantages[0] and len(one.rollout.segments) > 2]
     return max(trained, key=lambda one: (one.rollout.reward or 0, one.rollout.sampled_tokens)).number
 
 
 def summarised(made: Made) -> int:
-    """A rollout of an early group with a signal, which went on after a compaction and was solved."""
+    """Return the number of a solved rollout with a compaction, from an early group with a signal."""
     with RolloutStore(made.compaction) as store:
         trained = [one for one in store.find(phase="train", step=1) if one.advantages[0] and one.rollout.reward == 1]
     return next(one.number for one in trained if len(one.rollout.segments) > 1 and any(one.advantages[0] or ()))
@@ -52,7 +52,7 @@ def times(page: Page, routes: Routes, made: Made) -> str:
 
 
 def group_of(made: Made) -> tuple[str, list[int], int]:
-    """The group of the rollout with a compaction: its task, its rollouts from best to worst, and its step."""
+    """Return the group of that rollout: its task, its rollouts from best to worst, and its step."""
     number = summarised(made)
     with RolloutStore(made.compaction) as store:
         found = next(store.find(ids=[str(number)]))
@@ -86,12 +86,12 @@ PICTURES = {
     "settings": settings,
 }
 DARK = ("colors", "curves")
-"""Pages that are shown in dark as well."""
+"""Pages that are also captured in dark mode."""
 NAMES = [*PICTURES, *(f"{name}-dark" for name in DARK)]
 
 
 def point(page: Page, name: str) -> None:
-    """Put the pointer where a reader would."""
+    """Move the pointer to a place where a reader would."""
     page.wait_for_load_state("networkidle")
     if name == "curves":
         expect(page.locator('[data-metric="reward"] path.line')).to_have_count(2)
@@ -107,7 +107,7 @@ def point(page: Page, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_picture_of_a_main_page_is_small(
+def test_screenshots_of_the_main_pages_are_small(
     opened: Open, address: str, routes: Routes, made: Made, name: str, tmp_path: Path
 ) -> None:
     page_name, _, theme = name.partition("-")
@@ -120,6 +120,6 @@ def test_a_picture_of_a_main_page_is_small(
     assert (folder / f"{name}.png").stat().st_size < LARGEST
 
 
-def test_the_docs_have_a_picture_of_each_main_page() -> None:
+def test_the_docs_have_a_screenshot_of_each_main_page() -> None:
     there = {path.stem for path in (ROOT / "docs/screenshots").glob("*.png")}
     assert there == set(NAMES)

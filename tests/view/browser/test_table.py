@@ -1,4 +1,4 @@
-"""The table of rollouts: filtered, searched, sorted, and shared by its address."""
+"""The table of rollouts: filtered, searched, sorted, and shared by its URL."""
 
 from playwright.sync_api import expect
 
@@ -7,7 +7,7 @@ from tests.view.browser.conftest import Made, Open, Routes
 from tests.view.browser.viewer import Watched
 
 
-def test_the_first_page_draws_the_curves_of_every_run_that_is_ticked(viewer: Watched, routes: Routes) -> None:
+def test_the_first_page_draws_the_curves_of_every_selected_run(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/?runs={routes.grpo},{routes.second}")
     reward = page.locator('[data-metric="reward"]')
     expect(reward.locator("path.line")).to_have_count(2)
@@ -18,9 +18,7 @@ def test_the_first_page_draws_the_curves_of_every_run_that_is_ticked(viewer: Wat
     assert routes.second not in page.url
 
 
-def test_a_stretch_that_is_dragged_is_what_all_charts_show_until_a_double_click(
-    viewer: Watched, routes: Routes
-) -> None:
+def test_dragging_zooms_all_charts_until_a_double_click(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/?runs={routes.grpo}")
     plot = page.locator('[data-metric="reward"] svg')
     bounds = plot.bounding_box()
@@ -36,7 +34,7 @@ def test_a_stretch_that_is_dragged_is_what_all_charts_show_until_a_double_click(
     assert "zoom=" not in page.url
 
 
-def test_a_step_of_a_curve_leads_to_its_rollouts(viewer: Watched, routes: Routes, made: Made) -> None:
+def test_a_step_of_a_curve_links_to_its_rollouts(viewer: Watched, routes: Routes, made: Made) -> None:
     page = viewer.open(f"#/?runs={routes.grpo}")
     plot = page.locator('[data-metric="reward"] svg')
     bounds = plot.bounding_box()
@@ -47,7 +45,7 @@ def test_a_step_of_a_curve_leads_to_its_rollouts(viewer: Watched, routes: Routes
         expect(page.locator(".count")).to_have_text(f"{store.count(phase='train', step=0)} rollouts of {len(store)}")
 
 
-def test_the_table_counts_what_the_store_has_with_every_filter(viewer: Watched, routes: Routes, made: Made) -> None:
+def test_the_table_counts_match_the_store_with_every_filter(viewer: Watched, routes: Routes, made: Made) -> None:
     page = viewer.open(f"#/{routes.compaction}/rollouts")
     with RolloutStore(made.compaction) as store:
         whole, train, last = len(store), store.count(phase="train"), store.count(phase="train", step=2)
@@ -62,7 +60,7 @@ def test_the_table_counts_what_the_store_has_with_every_filter(viewer: Watched, 
     expect(count).to_have_text(f"{whole} rollouts")
 
 
-def test_an_address_with_filters_shows_another_reader_the_same_rows(
+def test_a_url_with_filters_shows_another_reader_the_same_rows(
     viewer: Watched, routes: Routes, made: Made, opened: Open, address: str
 ) -> None:
     with RolloutStore(made.grpo) as store:
@@ -84,7 +82,7 @@ def test_an_address_with_filters_shows_another_reader_the_same_rows(
     assert other.page.locator(".grid .row").all_inner_texts() == page.locator(".grid .row").all_inner_texts()
 
 
-def test_a_search_finds_what_was_said_and_marks_it(viewer: Watched, routes: Routes, made: Made) -> None:
+def test_a_search_finds_and_highlights_text(viewer: Watched, routes: Routes, made: Made) -> None:
     page = viewer.open(f"#/{routes.compaction}/rollouts")
     page.keyboard.press("/")
     page.keyboard.type("Summarise")
@@ -99,14 +97,14 @@ def test_a_search_finds_what_was_said_and_marks_it(viewer: Watched, routes: Rout
     expect(page.get_by_label("Search messages")).not_to_be_focused()
 
 
-def test_the_slash_leads_to_the_field_that_names_it(viewer: Watched, routes: Routes) -> None:
+def test_the_slash_key_focuses_the_field_that_mentions_it(viewer: Watched, routes: Routes) -> None:
     page = viewer.open("#/")
     expect(page.locator("[data-metric]").first).to_be_visible()
     page.keyboard.press("/")
     expect(page.get_by_placeholder("Find a metric ( / )")).to_be_focused()
 
 
-def test_no_more_rows_are_drawn_than_can_be_seen(viewer: Watched, routes: Routes) -> None:
+def test_only_visible_rows_are_rendered(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.tree}/rollouts")
     expect(page.locator(".grid .row").first).to_be_visible()
     assert page.locator(".grid .row").count() < 60
@@ -114,14 +112,14 @@ def test_no_more_rows_are_drawn_than_can_be_seen(viewer: Watched, routes: Routes
     expect(page.locator(".grid .row.current .c-number")).to_have_text(page.locator(".count").inner_text().split()[0])
 
 
-def test_a_filter_that_nothing_meets_says_what_to_do(viewer: Watched, routes: Routes) -> None:
+def test_a_filter_without_matches_says_what_to_do(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.grpo}/rollouts?task=of-no-run")
     expect(page.locator(".empty")).to_contain_text("No rollout matches these filters.")
     page = viewer.open(f"#/{routes.grpo}/rollouts?q=get+OR+ofnorun")
     expect(page.locator(".empty")).to_contain_text("A search finds rollouts that contain all of its words")
 
 
-def test_a_reward_that_is_no_number_is_refused_with_a_sentence(viewer: Watched, routes: Routes) -> None:
+def test_a_reward_filter_that_is_not_a_number_is_refused_with_a_message(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.grpo}/rollouts?reward_from=much")
     expect(page.locator(".empty")).to_contain_text("reward_from: expected a number")
     viewer.faults[:] = [fault for fault in viewer.faults if "400" not in fault]  # the browser logs the answer itself

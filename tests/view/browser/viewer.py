@@ -1,4 +1,4 @@
-"""A viewer that runs as users start it, and the pages of a browser that watch over what happens in them."""
+"""A viewer that is started as users do, and browser pages that record everything that must not happen."""
 
 import os
 import shutil
@@ -14,11 +14,11 @@ from playwright.sync_api import Browser, Page, Playwright, Request
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-"""Debian's name of the browser first; no browser is downloaded."""
+"""Debian's name of the browser comes first; no browser is downloaded."""
 
 
 def chromium() -> str | None:
-    """The path of a Chromium on this machine; None where there is none."""
+    """Return the path of a Chromium on this machine, or None if there is none."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -27,7 +27,7 @@ def environment() -> dict[str, str]:
 
 
 def start_recipe(name: str, out: Path, *flags: str) -> "subprocess.Popen[bytes]":
-    """Begin a training run of the tiny model."""
+    """Start a training run of the tiny model."""
     command = [sys.executable, "-m", f"recipes.{name}", "--sandbox", "unsafe", "--output-dir", str(out), *flags]
     with log_of(out).open("wb") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=log, stderr=log)
@@ -47,7 +47,7 @@ def train(steps: int, recipes: Mapping[Path, Sequence[str]]) -> None:
 
 @contextmanager
 def serving(*folders: Path) -> Iterator[str]:
-    """`agentgym view` on these folders; the address that it prints, with its token."""
+    """Run `agentgym view` on these folders and yield the URL that it prints, with its token."""
     command = [sys.executable, "-m", "agentgym", "view", *map(str, folders), "--no-browser"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -60,12 +60,12 @@ def serving(*folders: Path) -> Iterator[str]:
 
 
 def launch(playwright: Playwright) -> Browser:
-    """Open Chromium; root needs it without its own sandbox."""
+    """Open Chromium; as root, it only starts without its own sandbox."""
     return playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"] if os.geteuid() == 0 else [])
 
 
 class Watched:
-    """A page in a browser of its own, which remembers everything that must not happen."""
+    """A page in a separate browser context, which records everything that must not happen."""
 
     def __init__(self, browser: Browser, address: str, **options: Any) -> None:
         parts = urlsplit(address)
@@ -82,7 +82,7 @@ class Watched:
         self.base = self.page.url.partition("#")[0]
 
     def open(self, route: str) -> Page:
-        """Go to a route such as "#/RUN/tasks", and wait until it is drawn."""
+        """Open a route such as "#/RUN/tasks", and wait until it is rendered."""
         if self.page.url == self.base + route:
             self.page.reload()
         else:
@@ -91,8 +91,8 @@ class Watched:
         return self.page
 
     def close(self) -> None:
-        """Close the browser, and say what must not have happened."""
-        faults = list(self.faults)  # requests that the closing itself cuts off are no fault of the page
+        """Close the browser, and assert that nothing forbidden happened."""
+        faults = list(self.faults)  # before closing, since closing aborts requests
         self.context.close()
         assert not faults, faults
 
@@ -106,6 +106,6 @@ class Watched:
 
 
 def route_of(page: Page, folder: Path) -> str:
-    """The id of the run in this folder, as the list of runs has it."""
+    """Return the id of the run in this folder, from the list of runs."""
     runs = page.evaluate("async () => (await (await fetch('api/runs')).json()).runs")
     return str(next(run["run"] for run in runs if Path(run["folder"]) == folder))

@@ -1,4 +1,4 @@
-"""Folders of runs and evaluations that are made by hand, for tests of the report."""
+"""Hand-made folders of runs and evaluations, for tests of the report."""
 
 import json
 from collections.abc import Sequence

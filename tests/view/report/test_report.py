@@ -1,4 +1,4 @@
-"""`agentgym report`: one inert HTML file and its plots, of runs, of evaluations, and of a run that goes on."""
+"""`agentgym report`: one inert HTML file with its plots, for runs, evaluations, and a run that is still active."""
 
 import base64
 import json
@@ -22,11 +22,11 @@ HOSTILE = (
     "</pre></details><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\x00\N{RIGHT-TO-LEFT OVERRIDE}"
     "\ud800<!-- --> &lt; ]]> javascript:alert(3) $\\frac{1}{"
 )
-"""What a model might write, to be run, rendered or to break what shows it."""
+"""Text that a model might write to be executed, rendered, or to break the page."""
 
 
 class Tags(HTMLParser):
-    """The tags of a page with their attributes, its headings, and its text."""
+    """Collects a page's tags with their attributes, its headings, and its text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Tags(HTMLParser):
 
 
 def reported(capsys: pytest.CaptureFixture[str], *args: object) -> Tags:
-    """The page that the command writes."""
+    """Run the command and return the page that it writes."""
     assert cli.main(["report", *map(str, args)]) == 0, capsys.readouterr().err
     path = Path(capsys.readouterr().out.partition(": ")[0])
     return Tags(path.read_text())
@@ -55,7 +55,7 @@ def failed(name: str) -> Rollout:
     return rollout(name, None)
 
 
-def test_the_page_has_its_parts_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_has_its_parts_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (0, 1):
         groups = [group(rollout("a/0", 0.5), failed("a/1")), group(rollout("b/0", -1.0))]
         played = {"rollouts/started": 3.0, "rollouts/failed": 1.0, "stop/answer": 1.0, "samples/groups": 2.0}
@@ -79,7 +79,7 @@ def test_the_page_has_its_parts_in_their_order(tmp_path: Path, capsys: pytest.Ca
     assert (tmp_path / "report/reward.png").read_bytes().startswith(PNG)
 
 
-def test_the_page_needs_no_other_file_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_needs_no_other_file_and_runs_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = reported(capsys, write_run(tmp_path / "a", [0.1, 0.9]))
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "link", "object", "form", "a", "base"})
     sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
@@ -96,7 +96,7 @@ def test_the_page_needs_no_other_file_and_runs_nothing(tmp_path: Path, capsys: p
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
 
 
-def test_hostile_text_is_shown_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_text_is_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wicked = segment([(2, 4), (5, 9)], length=12, text=HOSTILE)
     groups = [group(rollout("a/0", 0.5, segments=(wicked,)))]
     plain = write_run(tmp_path / "a", [0.1], groups=groups, metrics={"stop/answer": 1.0})
@@ -111,7 +111,7 @@ def test_hostile_text_is_shown_and_nothing_else(tmp_path: Path, capsys: pytest.C
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", raw)
 
 
-def test_a_run_that_goes_on_is_reported_as_far_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_run_is_reported_up_to_its_last_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "a", [0.1, 0.2], ended=False, groups=[group(rollout("a/0", 0.5))])
     path = folder / "settings.json"
     path.write_text(path.read_text().replace('"max_steps": 2', '"max_steps": 20'))
@@ -129,14 +129,14 @@ def test_a_run_without_a_finished_step_is_reported(tmp_path: Path, capsys: pytes
     assert "No rollout failed." in page.text
 
 
-def test_runs_of_many_steps_and_of_a_single_one_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_many_steps_and_of_one_step_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", [step / 40 for step in range(40)])
     write_run(tmp_path / "b", [0.5], seed=1, lr=1e-3)
     reported(capsys, tmp_path)
     assert (tmp_path / "report/reward.png").read_bytes().startswith(PNG)
 
 
-def test_what_differs_is_marked_and_the_rest_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_differing_settings_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", [0.1], lr=2e-3)
     write_run(tmp_path / "b", [0.1], lr=1e-3)
     reported(capsys, tmp_path)
@@ -146,14 +146,14 @@ def test_what_differs_is_marked_and_the_rest_is_not(tmp_path: Path, capsys: pyte
     assert '<tr><th scope="row">env</th><td>envs.chase.env:Chase</td></tr>' in page
 
 
-def test_the_metrics_are_those_of_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reported_metrics_are_those_over_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", [0.0, 0.5], seed=0, held_out=[(0, 0.25), (2, 0.75)])
     write_run(tmp_path / "b", [0.0, 1.5], seed=1, held_out=[(0, 0.25), (2, 0.25)])
     page = reported(capsys, tmp_path)
     assert "0.500 ± 0.354 (0.250 to 0.750)" in page.text
 
 
-def test_the_best_and_the_worst_are_of_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_and_worst_rollouts_are_chosen_from_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, reward in enumerate((0.25, 0.75, 0.5)):
         write_run(tmp_path / f"{seed}", [0.1], seed=seed, groups=[group(rollout("a/0", reward))])
     page = reported(capsys, tmp_path, "--transcripts", 1)
@@ -161,7 +161,7 @@ def test_the_best_and_the_worst_are_of_all_seeds(tmp_path: Path, capsys: pytest.
     assert "Best" not in reported(capsys, tmp_path, "--transcripts", 0).text
 
 
-def test_a_report_is_written_again_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_can_be_written_again_into_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "a", [0.1], held_out=[(0, 0.5)])
     reported(capsys, folder)
     assert (folder / "report/eval-reward.png").exists()
@@ -188,7 +188,7 @@ def test_a_report_is_written_again_in_its_folder(tmp_path: Path, capsys: pytest.
         (["broken"], "runs: "),
     ],
 )
-def test_what_cannot_be_reported_is_a_sentence(
+def test_errors_of_report_are_one_line(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -205,7 +205,7 @@ def test_what_cannot_be_reported_is_a_sentence(
 
 
 @pytest.mark.parametrize("name", ["report.html", ".report.html-new", "reward.png", "another.png"])
-def test_a_folder_in_the_way_of_a_file_of_the_report_is_a_sentence(
+def test_a_folder_in_place_of_a_report_file_gives_an_error_message(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     way = write_run(tmp_path / "run", [0.1]) / "report" / name
@@ -220,7 +220,7 @@ def test_a_folder_in_the_way_of_a_file_of_the_report_is_a_sentence(
     assert (way.parent / "old.png").exists()
 
 
-def test_a_name_that_matplotlib_could_take_for_a_formula_is_drawn_as_it_is(
+def test_a_name_that_looks_like_a_matplotlib_formula_is_drawn_literally(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "a", [0.1], recipe="_$\\frac{1$ \N{SNOWMAN}")
@@ -230,9 +230,7 @@ def test_a_name_that_matplotlib_could_take_for_a_formula_is_drawn_as_it_is(
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 10**400, 1.7e308])
-def test_metrics_that_are_no_finite_numbers_are_gaps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
-) -> None:
+def test_non_finite_metrics_are_gaps(tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float) -> None:
     for seed in (0, 1):
         write_run(
             tmp_path / f"{seed}", [value, 0.5, -value], seed=seed, held_out=[(0, value)], metrics={"time/step": value}
@@ -246,7 +244,7 @@ def test_metrics_that_are_no_finite_numbers_are_gaps(
 
 
 @pytest.mark.parametrize("steps", [1, 2, 20, 300])
-def test_a_curve_has_numbers_at_whole_steps_alone(steps: int) -> None:
+def test_a_curve_has_ticks_only_at_whole_steps(steps: int) -> None:
     figure, plots = pytest.importorskip("matplotlib.figure"), pytest.importorskip("agentgym.view.report.plots")
     axes = figure.Figure().add_subplot()
     axes.plot(range(1, steps + 1), [0.5] * steps)
@@ -257,7 +255,7 @@ def test_a_curve_has_numbers_at_whole_steps_alone(steps: int) -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_several_seeds_have_a_band_and_lines_of_their_own_and_a_single_one_has_neither(seeds: int) -> None:
+def test_several_seeds_have_a_band_and_thin_lines_and_one_seed_has_neither(seeds: int) -> None:
     figure, plots = pytest.importorskip("matplotlib.figure"), pytest.importorskip("agentgym.view.report.plots")
     axes = figure.Figure().add_subplot()
     plots.add_curve(axes, plots.Curve("A", [{0: 0.1 * seed, 1: 0.5} for seed in range(seeds)]), "#000000")
@@ -265,7 +263,7 @@ def test_several_seeds_have_a_band_and_lines_of_their_own_and_a_single_one_has_n
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_the_words_below_a_picture_speak_of_seeds_where_there_are_several(
+def test_captions_mention_seeds_only_if_there_are_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: int
 ) -> None:
     for seed in range(seeds):
@@ -273,7 +271,7 @@ def test_the_words_below_a_picture_speak_of_seeds_where_there_are_several(
     assert ("thin lines are seeds" in reported(capsys, tmp_path).text) == (seeds > 1)
 
 
-def test_a_long_curve_is_drawn_with_few_points_and_its_peaks() -> None:
+def test_a_long_curve_is_drawn_with_few_points_including_its_peaks() -> None:
     values = [float(step % 7) for step in range(50_000)]
     values[12_345], values[40_000] = 99.0, -99.0
     plots = pytest.importorskip("agentgym.view.report.plots")
@@ -291,9 +289,7 @@ def test_a_metric_that_is_always_zero_is_not_drawn(tmp_path: Path, capsys: pytes
     assert {path.name for path in (tmp_path / "report").glob("*.png")} == {"reward.png", "train-entropy.png"}
 
 
-def test_branches_and_the_critic_are_drawn_where_there_are_some(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_branches_and_the_critic_are_drawn_if_there_are_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = {"rollout/branch_tokens": 9.0, "train/explained_variance": -0.5, "train/value_loss": 0.1}
     write_run(tmp_path / "a", [0.1, 0.9], metrics=metrics)
     reported(capsys, tmp_path)
@@ -308,14 +304,14 @@ def test_evaluations_are_drawn_however_many_there_are(tmp_path: Path, capsys: py
     assert (tmp_path / "report/evaluations.png").read_bytes().startswith(PNG)
 
 
-def test_folders_that_are_no_run_are_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_without_a_run_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", [0.1])
     (tmp_path / "notes").mkdir()
     (tmp_path / "metrics.jsonl.txt").write_text("")
     assert "Report on 1 run" in reported(capsys, tmp_path).text
 
 
-def test_the_metrics_at_the_end_are_those_of_the_log(tmp_path: Path) -> None:
+def test_the_final_metrics_are_those_of_the_log(tmp_path: Path) -> None:
     held_out = [(0, 0.125), (2, 0.75), (4, 0.5)]
     write_run(tmp_path / "a", [0.25] * 5 + [0.5] * 5, held_out=held_out, metrics={"rollouts/started": 8.0})
     (heads, row) = end_rows(lines_of(kept_runs([tmp_path])))
@@ -335,8 +331,8 @@ def test_the_metrics_at_the_end_are_those_of_the_log(tmp_path: Path) -> None:
     }
 
 
-def test_how_rollouts_ended_is_a_share_of_all_rollouts_with_a_reward(tmp_path: Path) -> None:
-    """Steps of 90, 10 and no such rollouts, of which 9, 10 and none ended in an answer."""
+def test_stop_reasons_are_shares_of_all_scored_rollouts(tmp_path: Path) -> None:
+    """Steps with 90, 10 and 0 such rollouts, of which 9, 10 and 0 ended in an answer."""
     folder = write_run(tmp_path / "a", [0.1], metrics={"rollouts/finished": 90, "stop/answer": 0.1})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "rollouts/finished": 10, "stop/answer": 1.0}\n')
@@ -344,14 +340,14 @@ def test_how_rollouts_ended_is_a_share_of_all_rollouts_with_a_reward(tmp_path: P
     assert stop_rows(lines_of(kept_runs([folder]))) == [["", "runs", "answer"], ["A", "1", "0.190"]]
 
 
-def test_a_share_that_a_step_does_not_have_is_nothing_there(tmp_path: Path) -> None:
+def test_a_missing_share_of_a_step_counts_as_zero(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", [0.1], metrics={"rollouts/finished": 8})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "rollouts/finished": 8, "stop/answer": 0.5}\n')
     assert stop_rows(lines_of(kept_runs([folder]))) == [["", "runs", "answer"], ["A", "1", "0.250"]]
 
 
-def test_a_report_that_is_written_again_takes_the_place_of_the_one_before(
+def test_a_report_that_is_written_again_replaces_the_previous_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_run(tmp_path / "a", [0.1], metrics={"train/entropy": 0.5})
@@ -362,14 +358,14 @@ def test_a_report_that_is_written_again_takes_the_place_of_the_one_before(
     assert {path.name for path in (folder / "report").iterdir()} == {"report.html", "reward.png"}
 
 
-def test_the_only_evaluation_of_a_training_is_not_its_best(tmp_path: Path) -> None:
+def test_the_only_evaluation_of_a_training_run_is_not_shown_as_its_best(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5], held_out=[(0, 0.25)])
     (heads, row) = end_rows(lines_of(kept_runs([tmp_path])))
     found = dict(zip(heads, row, strict=True))
     assert (found["held-out, before"], found["held-out, last"], found["held-out, best"]) == ("0.250", "", "")
 
 
-def test_a_number_of_thousands_of_digits_names_no_metric(tmp_path: Path) -> None:
+def test_a_pass_at_key_of_thousands_of_digits_is_not_a_metric(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path / "one", 0.5)
     summary = json.loads((folder / "summary.json").read_text())
     summary["pass_at"] |= {"9" * 5000: 1.0, "²": 1.0}
@@ -377,7 +373,7 @@ def test_a_number_of_thousands_of_digits_names_no_metric(tmp_path: Path) -> None
     assert score_rows(lines_of(kept_runs([folder])))[0] == ["", "runs", "reward", "pass@1", "rollouts", "failed"]
 
 
-def test_the_scores_of_evaluations_are_those_of_their_summaries(tmp_path: Path) -> None:
+def test_the_scores_of_evaluations_come_from_their_summaries(tmp_path: Path) -> None:
     for seed, reward in enumerate((0.25, 0.75)):
         write_evaluation(tmp_path / f"{seed}", reward, seed=seed)
     spread = "0.500 ± 0.354 (0.250 to 0.750)"

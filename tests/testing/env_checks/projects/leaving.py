@@ -1,4 +1,4 @@
-"""Tests that leave something, and one that leaves nothing."""
+"""Tests that each leave something, and one that leaves nothing."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""Rollouts whose last act is a plain tool."""
+"""Rollouts that end with a plain tool."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A prompt that is made in reset and shows the answer among the choices, and a tool that looks it up."""
+"""A prompt that is created in reset and shows the answer among the choices, and a tool that looks it up."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An env with a sandbox, played in fake ones."""
+"""An env with a sandbox, run in fake ones."""
 
 import agentgym as ag
 from agentgym.engines.scripted import call, say

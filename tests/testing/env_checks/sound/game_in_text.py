@@ -1,4 +1,4 @@
-"""A game that is played in plain text for as long as the turns last, its world drawn from the seed."""
+"""A game in plain text that lasts for all of its turns, with a world drawn from the seed."""
 
 import random
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""A judge that one rollout may ask once, in a reward; the check asks for the reward twice."""
+"""A judge that a rollout may ask once, in a reward; the check computes the reward twice."""
 
 from pydantic import BaseModel
 

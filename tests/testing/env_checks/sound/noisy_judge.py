@@ -1,4 +1,4 @@
-"""A judge that never says the same number twice."""
+"""A judge that never returns the same number twice."""
 
 import random
 

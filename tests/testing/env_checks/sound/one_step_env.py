@@ -1,4 +1,4 @@
-"""A plain Env of one step that waits for nothing."""
+"""A plain Env with one step that awaits nothing."""
 
 import agentgym as ag
 from agentgym.engines.scripted import say

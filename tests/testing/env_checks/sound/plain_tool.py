@@ -1,4 +1,4 @@
-"""A plain tool, which runs in a thread, and takes its time there."""
+"""A plain tool, which runs in a thread and takes some time."""
 
 import time
 

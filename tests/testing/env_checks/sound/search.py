@@ -1,4 +1,4 @@
-"""A search tool that shows what is asked for, a counter of times, and a class that keeps what it loaded."""
+"""A search tool that returns what the query asks for, a counter of calls, and a class that caches loaded data."""
 
 import time
 from typing import Any, ClassVar

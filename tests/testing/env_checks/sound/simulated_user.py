@@ -1,4 +1,4 @@
-"""A simulated user who answers plain text, and leaves when he has what he wants."""
+"""A simulated user who writes plain text, and leaves when the request is fulfilled."""
 
 import agentgym as ag
 from agentgym.engines.scripted import call, say

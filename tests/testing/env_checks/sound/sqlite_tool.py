@@ -1,4 +1,4 @@
-"""Plain tools on a SQLite database of the rollout's own."""
+"""Plain tools on a SQLite database that belongs to the rollout."""
 
 import sqlite3
 import tempfile
