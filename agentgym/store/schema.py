@@ -300,5 +300,9 @@ def _to_write(path: Path) -> sqlite3.Connection:
         return sqlite3.connect(path, timeout=OPEN_SECONDS, isolation_level=None)
     address = f"{path.absolute().as_uri()}?mode=rwc&vfs=unix-none"
     connection = sqlite3.connect(address, uri=True, isolation_level=None)
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    except BaseException:
+        connection.close()
+        raise
     return connection

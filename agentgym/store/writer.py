@@ -198,6 +198,7 @@ class RolloutWriter:
             connection = open_store(self.path)
             self.vocabulary.read(connection)
         except (sqlite3.Error, OSError, ValueError) as error:
+            close(connection)
             self._wait_for(error)
             return None
         self._following = False

@@ -5,6 +5,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +157,7 @@ def test_errors_of_show_are_one_line_that_says_what_to_do(
     for name, deed in (("damaged", "UPDATE segments SET turns = x'00'"), ("malformed", "DROP TABLE segments")):
         with RolloutWriter(tmp_path / name) as writer:
             writer.add([group(rollout("a/0"))], step=0)
-        with sqlite3.connect(tmp_path / name / FILE) as connection:
+        with closing(sqlite3.connect(tmp_path / name / FILE)) as connection, connection:
             connection.execute(deed)
     assert cli.main(["show", str(tmp_path / folder), *asked]) == 1
     out, error = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ async def test_an_unreadable_cached_answer_is_requested_again_and_logged_once(
     path, engine = tmp_path / "answers.sqlite", Counting(always)
     await play(judged(cache=path), engine)
     for unreadable in ('{"score": null}', '{"score": 7}'):
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("UPDATE answers SET answer = ?", [unreadable])
         assert (await play(judged(cache=path), engine)).rollouts[0].reward == 0.5
     assert (await play(judged(cache=path), engine)).rollouts[0].reward == 0.5

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -222,7 +223,7 @@ def test_if_the_disk_refuses_writes_the_run_continues_and_counts_the_losses(
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0"))], step=0)
         writer.flush()
-        with sqlite3.connect(tmp_path / FILE) as other:
+        with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
             other.execute("CREATE TRIGGER full BEFORE INSERT ON rollouts BEGIN SELECT RAISE(ABORT, 'disk full'); END")
         writer.add([group(rollout("b/0"), rollout("b/1"))], step=1)
         writer.add([group(rollout("c/0"))], step=1)
@@ -292,7 +293,7 @@ def test_a_failed_cut_and_a_later_failed_write_are_both_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     written(tmp_path, group(rollout("a/0")), step=3)
-    with sqlite3.connect(tmp_path / FILE) as other:
+    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
         for deed in ("DELETE", "INSERT"):
             other.execute(f"CREATE TRIGGER no_{deed} BEFORE {deed} ON rollouts BEGIN SELECT RAISE(ABORT, 'no'); END")
     with RolloutWriter(tmp_path, done=2) as writer:
@@ -314,7 +315,7 @@ def test_a_corrupt_store_is_named_with_the_fix_before_the_run_starts(tmp_path: P
 
 
 def test_a_file_with_other_tables_is_named_with_the_fix(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / FILE) as other:
+    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
         other.execute("CREATE TABLE rollouts (a)")
     with pytest.raises(StoreError, match=r"no such column: step.*out of the folder"), RolloutWriter(tmp_path):
         pass
@@ -343,7 +344,7 @@ def test_writers_that_open_concurrently_wait_for_each_other(tmp_path: Path) -> N
 
 def test_a_rollout_with_damaged_bytes_is_named(tmp_path: Path) -> None:
     written(tmp_path, group(rollout("a/0")))
-    with sqlite3.connect(tmp_path / FILE) as other:
+    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
         other.execute("UPDATE segments SET messages = x'00'")
     with RolloutStore(tmp_path) as store, pytest.raises(StoreError, match=f"{FILE}: the store cannot.*rollout 1: "):
         list(store.find())
@@ -356,7 +357,7 @@ def test_a_folder_without_a_store_is_named(tmp_path: Path) -> None:
 
 def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
     written(tmp_path, group(rollout()))
-    with sqlite3.connect(tmp_path / FILE) as connection:
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(ValueError, match="the store has version 99"), RolloutStore(tmp_path):
         pass
@@ -375,7 +376,7 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("odd", ["text", None, 7])
 def test_an_invalid_message_is_named_by_field(tmp_path: Path, field: Sequence[Any], said: str, odd: Any) -> None:
     written(tmp_path, group(rollout("a/0")))
-    with sqlite3.connect(tmp_path / FILE) as other:
+    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
         (blob,) = other.execute("SELECT messages FROM segments WHERE rollout = 1").fetchone()
         found = within = Unpacker().unpacked(blob)
         for key in field[:-1]:

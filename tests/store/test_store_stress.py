@@ -6,6 +6,7 @@ import subprocess
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_values_without_a_json_form_are_stored_as_text(tmp_path: Path) -> None:
 def test_a_store_that_disappears_does_not_stop_the_run(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.flush()
-        with sqlite3.connect(tmp_path / FILE) as other:
+        with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
             other.execute("DROP TABLE rollouts")
         writer.add([group(rollout("a/0"), rollout("a/1"))], step=0)
         writer.add_step([], step=0)

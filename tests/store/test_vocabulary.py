@@ -3,12 +3,14 @@
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from agentgym.store import schema, statements
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE, StoreError
 from agentgym.store.vocabulary import shown_token
@@ -74,11 +76,11 @@ def test_a_token_id_is_looked_up_once_even_by_a_resumed_run(tmp_path: Path) -> N
 def test_token_bytes_that_could_not_be_written_are_stored_with_later_rollouts(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
         writer.flush()
-        with sqlite3.connect(tmp_path / FILE) as other:
+        with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
             other.execute("CREATE TRIGGER full BEFORE INSERT ON vocabulary BEGIN SELECT RAISE(ABORT, 'disk full'); END")
         writer.add([group(spoken("a/0", [1, 2]))], step=0)
         writer.flush()
-        with sqlite3.connect(tmp_path / FILE) as other:
+        with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
             other.execute("DROP TRIGGER full")
         writer.add([group(spoken("b/0", [2, 3]))], step=0)
     assert writer.lost == 1
@@ -115,10 +117,38 @@ def test_ids_outside_the_vocabulary_take_no_memory(tmp_path: Path) -> None:
 def test_a_store_of_an_earlier_version_is_refused_with_the_version(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(rollout("a/0"))], step=0)
-    with sqlite3.connect(tmp_path / FILE) as old:
+    with closing(sqlite3.connect(tmp_path / FILE)) as old, old:
         old.execute("PRAGMA user_version = 3")
     with pytest.raises(StoreError, match="the store has version 3, and this agentgym reads version 4"):
         RolloutStore(tmp_path).__enter__()
+
+
+def test_a_store_whose_vocabulary_is_damaged_is_closed_each_time_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
+        writer.add([group(rollout("a/0"))], step=0)
+    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
+        other.execute("UPDATE vocabulary SET ids = x'000000'")
+    opened: list[sqlite3.Connection] = []
+    closed: list[sqlite3.Connection | None] = []
+
+    def recorded_open(path: Path) -> sqlite3.Connection:
+        opened.append(schema.open_store(path))
+        return opened[-1]
+
+    def recorded_close(connection: sqlite3.Connection | None) -> None:
+        closed.append(connection)
+        statements.close(connection)
+
+    monkeypatch.setattr("agentgym.store.writer.open_store", recorded_open)
+    monkeypatch.setattr("agentgym.store.writer.close", recorded_close)
+    with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
+        writer.add([group(rollout("b/0"))], step=1)
+    assert writer.lost == 1
+    in_thread = opened[1:]  # the writer opens and closes the store once before its thread starts
+    assert in_thread
+    assert all(any(connection is other for other in closed) for connection in in_thread)
 
 
 @pytest.mark.parametrize(

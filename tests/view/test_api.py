@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -543,7 +544,7 @@ DAMAGED = [
 @pytest.mark.parametrize(("table", "column", "address"), DAMAGED)
 def test_damaged_bytes_of_the_store_are_reported(tmp_path: Path, table: str, column: str, address: str) -> None:
     folder = make_run(tmp_path / "mine")
-    with sqlite3.connect(folder / FILE) as store:
+    with closing(sqlite3.connect(folder / FILE)) as store, store:
         store.execute("INSERT OR IGNORE INTO tasks VALUES ('task0', x'')")
         store.execute(f"UPDATE {table} SET {column} = x'00'")
     store.close()
@@ -578,7 +579,7 @@ def test_a_value_of_the_wrong_type_is_named_and_is_not_an_internal_error(
 ) -> None:
     folder = make_run(tmp_path / "mine")
     value = "CAST('no bytes' AS TEXT)" if kind == "BLOB" else "x'c0ffee'"
-    with sqlite3.connect(folder / FILE) as store:
+    with closing(sqlite3.connect(folder / FILE)) as store, store:
         store.execute(f"UPDATE {table} SET {column} = {value} WHERE {KEY[table]} = 1")
     store.close()
     with client(tmp_path) as asked:

@@ -5,6 +5,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,7 @@ def test_unused_indexes_and_the_oldest_of_too_many_are_removed(tmp_path: Path, m
 
 def test_indexing_writes_nothing_to_the_store(tmp_path: Path) -> None:
     run = written(tmp_path)
-    with sqlite3.connect(tmp_path / FILE) as holder:  # another writer would have to wait
+    with closing(sqlite3.connect(tmp_path / FILE)) as holder, holder:  # another writer would have to wait
         holder.execute("BEGIN IMMEDIATE")
         assert indexed(run, tmp_path).indexed() == len(SAID)
         holder.rollback()
@@ -286,7 +287,7 @@ def test_a_runs_key_depends_only_on_its_folder(tmp_path: Path) -> None:
 
 def test_a_damaged_store_does_not_stop_the_indexing_of_other_runs(tmp_path: Path) -> None:
     damaged, sound = (run_of(make_run(tmp_path / name)) for name in ("damaged", "sound"))
-    with sqlite3.connect(damaged.folder / FILE) as store:
+    with closing(sqlite3.connect(damaged.folder / FILE)) as store, store:
         store.execute("UPDATE rollouts SET detail = x'00'")
     store.close()
     with Indexing() as indexing:
@@ -309,7 +310,7 @@ def test_a_run_that_is_removed_while_viewed_is_reported(tmp_path: Path) -> None:
 
 def test_a_failed_index_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = written(tmp_path)
-    with sqlite3.connect(tmp_path / FILE) as store:
+    with closing(sqlite3.connect(tmp_path / FILE)) as store, store:
         sound = store.execute("SELECT detail FROM rollouts WHERE number = 1").fetchone()
         store.execute("UPDATE rollouts SET detail = x'00' WHERE number = 1")
     with Indexing() as indexing, sqlite3.connect(tmp_path / FILE) as store:
@@ -337,7 +338,7 @@ def test_an_index_that_is_damaged_during_use_is_rebuilt(tmp_path: Path) -> None:
 
 def test_searching_does_not_wait_for_indexing(tmp_path: Path) -> None:
     index = indexed(written(tmp_path), tmp_path)
-    with sqlite3.connect(index.path) as writer:
+    with closing(sqlite3.connect(index.path)) as writer, writer:
         writer.execute("BEGIN EXCLUSIVE")
         assert index.numbers("needle") == [1, 2, 6]
         writer.rollback()

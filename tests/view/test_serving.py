@@ -11,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.cookiejar import CookieJar
 from pathlib import Path
 
@@ -194,7 +194,7 @@ def test_a_long_read_never_blocks_the_writer(tmp_path: Path) -> None:
 
 def test_a_file_name_with_control_characters_is_escaped_in_the_log(tmp_path: Path) -> None:
     run = make_run(tmp_path / "\x1b[31mred\x1b[2J\u202e")
-    with sqlite3.connect(run / FILE) as store:
+    with closing(sqlite3.connect(run / FILE)) as store, store:
         store.execute("UPDATE rollouts SET detail = x'00'")
     store.close()
     with viewer(tmp_path, "--no-token") as (process, address):
