@@ -18,7 +18,7 @@ SCREEN = 50
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the README's file, as a reader would save it."""
+    """Return a folder with the README's file, as a reader would save it."""
     folder = tmp_path_factory.mktemp("readme")
     for name, text in files_in(ROOT / "README.md").items():
         (folder / name).write_text(text)

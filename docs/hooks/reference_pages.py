@@ -74,7 +74,7 @@ def help_of(words: str) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    """The line in pieces of at most WIDTH columns: the words of a command are printed as one long line."""
+    """Return the line in pieces of at most WIDTH columns. A command's help is printed as one long line."""
     return textwrap.wrap(line, int(WIDTH), break_on_hyphens=False) if len(line) > int(WIDTH) else [line]
 
 

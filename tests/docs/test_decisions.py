@@ -12,7 +12,7 @@ MAX_SENTENCES = 5
 
 
 def sentences(page: str) -> list[str]:
-    """The sentences of a decision's page after title and status, without tables; code counts as one word."""
+    """Return the sentences of a decision's page after title and status, without tables; code counts as one word."""
     lines = [line for line in page.splitlines()[3:] if not line.startswith("|")]
     prose = re.sub(r"`[^`]*`", "code", " ".join(lines))
     return [text for text in re.split(r"(?<=[.?!])\s+", prose.strip()) if text]

@@ -26,7 +26,7 @@ GENERATED = [
 
 
 def load(path: Path) -> Payload:
-    """The payload of a file."""
+    """Return the payload of a file."""
     lines = path.read_text().splitlines()
     head = [line for line in lines if line.startswith("#:")]
     given: dict[str, Any] = tomllib.loads("\n".join(line.removeprefix("#:") for line in head))

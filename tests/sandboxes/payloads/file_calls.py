@@ -17,7 +17,7 @@ OUTSIDE = (
 
 
 def files(name: str, code: str, *calls: FileCall, **more: object) -> Payload:
-    """A shell command that prepares, and the calls that follow it."""
+    """Return a shell command that prepares, and the calls that follow it."""
     given: dict[str, object] = {"shell": True, "right": ("ok",), **more}
     return Payload(name=name, group="files", code=code, calls=calls, **given)  # type: ignore[arg-type]
 

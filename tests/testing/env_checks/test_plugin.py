@@ -14,7 +14,7 @@ PROJECTS = Path(__file__).with_name("projects")
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, unpacked where Python finds it before any other agentgym."""
+    """Return the wheel of this checkout, unpacked where Python finds it before any other agentgym."""
     out = tmp_path_factory.mktemp("site")
     zipfile.ZipFile(wheel).extractall(out)
     return out
