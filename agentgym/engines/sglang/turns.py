@@ -69,11 +69,7 @@ class Turns:
             await self._end(turn.piece)
 
     def overtake(self) -> list[Piece]:
-        """Abort the requests in flight, whose turns other requests continue.
-
-        Returns:
-            The aborted requests, for callers that wait for their end.
-        """
+        """Abort the requests in flight. New requests then continue their turns."""
         overtaken = []
         for turn in self._turns.values():
             if turn.piece is not None:
