@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
         ({"balance": "rows"}, "balance: .*'length', 'square' or 'flops'"),
         (
             {"loss": "gspo", "importance_sampling": "token"},
-            "importance_sampling, loss: gspo takes no importance weight, .*set loss='ppo'",
+            "importance_sampling, loss: gspo accepts no importance weight, .*set loss='ppo'",
         ),
         ({"loss": "cispo", "importance_sampling": "sequence_mask"}, "importance_sampling, loss: cispo takes no"),
         ({"loss": "sft", "importance_sampling": "token"}, "importance_sampling, loss: sft takes no"),
