@@ -132,8 +132,8 @@ class Judge(Generic[AnswerT]):
 
         Raises:
             EngineError: If the model fails, or gives no valid response after all retries.
-            ModelLimitError: If the question is too long, or the rollout has used up its `calls`. In that
-                case, a reward is 0.0.
+            ModelLimitError: If the question is too long, or the rollout has used up its `calls`. In that case, a
+                reward is 0.0.
         """
         said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
         asked = [Message(role="system", content=self.rubric), *said]

@@ -64,7 +64,10 @@ class Ranks:
 
 
 def open_ranks(device: str, *, group: bool = False) -> Ranks:
-    """Join the processes that torchrun started. A single process gets a process group only if `group` is true."""
+    """Join the processes that torchrun started. A single process gets a process group only if `group` is true.
+
+    Communication uses gloo on the CPU and nccl on GPUs. A process group that is already open is used and left open.
+    """
     chosen = find_device(device)
     owned = False
     if not dist.is_initialized():
@@ -114,7 +117,11 @@ def _worker_states() -> list[str]:
 
 
 def find_device(name: str) -> torch.device:
-    """Return the trainer's device by its name. "auto" is a GPU if there is one."""
+    """Return the trainer's device by its name. "auto" is a GPU if there is one.
+
+    Raises:
+        ValueError: If the device doesn't exist here, or if several processes would share one GPU.
+    """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if gpus else "cpu"

@@ -25,7 +25,14 @@ class KeptLogprobs:
         self.by_sample: dict[SampleKey, ScoredSample] = {}
 
     def add(self, rows: Sequence[Sample], logprobs_BR: Tensor, *, moved: bool) -> None:
-        """Store the log-probabilities of one micro-batch. All rows are copied to the CPU at once."""
+        """Store the log-probabilities of one micro-batch. All rows are copied to the CPU at once.
+
+        ::
+
+            logprobs_BR row   0  0  x  x  x      right-aligned: the last len(response_ids) are the sample's
+            loss_mask               1  0  1
+            stored                  x     x
+        """
         scores_BR = logprobs_BR.detach().float().cpu().numpy()
         for row, scores_R in zip(rows, scores_BR, strict=True):
             response = scores_R[len(scores_R) - len(row.response_ids) :]

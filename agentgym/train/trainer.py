@@ -88,9 +88,8 @@ class Trainer:
 
     def __init__(self, model: Path | str, config: TrainConfig, *, seed: int = 0) -> None:
         found = find_model(model)
-        self.model = (
-            whole_path(found) if Path(found).exists() else found
-        )  # absolute, because saving and merging read it again
+        # Absolute, because saving and merging read it again.
+        self.model = whole_path(found) if Path(found).exists() else found
         self.config, self.seed = with_rate(config, model), seed
         self._opened: _Opened | None = None
 

@@ -61,7 +61,20 @@ def server_facts(info: Any, server: str) -> ServerFacts:
 
 
 def completion_of(body: Any, version: int, *, named: bool = True, ours: str | None = None) -> Completion:
-    """Convert the response of POST /generate to a Completion."""
+    """Convert the response of POST /generate to a Completion.
+
+    Log-probabilities have the form `[value, id, text]`, one for each of `output_ids`, including the stop id.
+
+    Args:
+        body: The decoded response.
+        version: The completion's policy version.
+        named: Whether to use the reported name of the weights as the version instead, if it is a number and isn't
+            `ours`.
+        ours: The server's name for the weights that it started with.
+
+    Raises:
+        EngineError: If the response has another format.
+    """
     ids, meta = field_of(body, "output_ids"), field_of(body, "meta_info")
     reason = field_of(body, "meta_info", "finish_reason", "type")
     if reason not in ("stop", "length", "abort"):

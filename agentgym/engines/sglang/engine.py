@@ -112,7 +112,17 @@ class SGLangEngine:
         config: SGLangConfig | None = None,
         tokenizer: ChatTokenizer | None = None,
     ) -> Self:
-        """Create an engine for servers that are already running, and that keep running when the engine closes."""
+        """Create an engine for servers that are already running, and that keep running when the engine closes.
+
+        Args:
+            *urls: The servers, as http://host:port.
+            model: Folder or hub name of the served model; None uses the one that a server reports.
+            config: Settings, of which `urls` is ignored; None for the defaults.
+            tokenizer: The chat tokenizer; None loads the model's.
+
+        Raises:
+            ValueError: If no URL is given.
+        """
         if not urls:
             raise ValueError("urls: expected at least one")
         return cls(model, replace(config or SGLangConfig(), urls=urls), tokenizer=tokenizer)
@@ -154,7 +164,11 @@ class SGLangEngine:
 
     @property
     def context_tokens(self) -> int:
-        """Maximum number of ids, prompt and completion together, in one request to any of the servers."""
+        """Maximum number of ids, prompt and completion together, in one request to any of the servers.
+
+        Raises:
+            EngineError: If the engine isn't open yet and the config doesn't set it.
+        """
         if self._context_tokens is None:
             raise EngineError(
                 "context_tokens: known once the engine is open; set SGLangConfig.context_tokens to choose it"
@@ -338,7 +352,11 @@ class SGLangEngine:
         self._fleet.open.set()
 
     async def release_memory(self) -> None:
-        """Release the servers' GPU memory for the trainer (see `colocate`). Every client must call `drain` first."""
+        """Release the servers' GPU memory for the trainer (see `colocate`). Every client must call `drain` first.
+
+        Raises:
+            EngineError: If a server can't release it.
+        """
         self._opened()
         await asyncio.gather(*(server.release_memory(self._lent) for server in self._fleet.living))
 

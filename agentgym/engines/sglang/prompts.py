@@ -126,7 +126,10 @@ class Prompts:
 
 
 def _begins_with(token_ids: memoryview, prompt: Prompt) -> bool:
-    """Return whether the ids begin with the prompt's ids."""
+    """Return whether the ids begin with the prompt's ids.
+
+    If both come from the same growing array of a rollout, only the prompt's end is compared.
+    """
     known = len(prompt)
     array_grew = prompt.grows is not None and _growing(token_ids) is prompt.grows and len(token_ids) >= known
     first = max(known - BLOCK, 0) if array_grew else 0

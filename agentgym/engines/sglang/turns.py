@@ -69,7 +69,11 @@ class Turns:
             await self._end(turn.piece)
 
     def overtake(self) -> list[Piece]:
-        """Abort the requests in flight. New requests then continue their turns."""
+        """Abort the requests in flight. New requests then continue their turns.
+
+        Returns:
+            The aborted requests, for callers that wait until they have ended.
+        """
         overtaken = []
         for turn in self._turns.values():
             if turn.piece is not None:

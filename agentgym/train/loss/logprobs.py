@@ -1,6 +1,4 @@
-"""Log-probabilities of trained tokens from hidden states, computed tile by tile, so that all logits never exist at
-once.
-"""
+"""Log-probabilities of trained tokens from hidden states, tile by tile, without storing all logits at once."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias, cast, overload

@@ -47,7 +47,10 @@ class LossSums:
 
 
 def denominator(samples: Sequence[Sample], loss_agg: LossAgg) -> float:
-    """Return the divisor of a mini-batch's sum: its number of trained tokens, samples or rollouts, or a constant."""
+    """Return the divisor of a mini-batch's sum: its number of trained tokens, samples or rollouts, or a constant.
+
+    Samples and rollouts without trained tokens don't count.
+    """
     if loss_agg == "token":
         return float(sum(int(sample.loss_mask.sum()) for sample in samples))
     if loss_agg == "sample":
@@ -69,8 +72,7 @@ def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, loss
         rollout           1 / trained tokens of its rollout     (weight_B / trained tokens of its sample)
 
     The sums of parts add up to the sum of the whole, so micro-batches, padding and ranks make no difference. Merging
-    a
-    segment's turns into one sample makes no difference either, except under "sample", which counts samples.
+    a segment's turns into one sample makes no difference either, except under "sample", which counts samples.
     """
     if loss_agg in ("sample", "rollout"):
         share_B = torch.ones_like(weight_B) if loss_agg == "sample" else weight_B

@@ -32,6 +32,9 @@ class MergedWeights:
         """Return a function that yields a policy's changed weights in buckets, or their original values for None.
 
         The names in the model's files are read before the function returns.
+
+        Raises:
+            ValueError: If the policy has a weight that the model's files don't have.
         """
         self._files = self._files or _files(self._model)
         if isinstance(policy, ModelWeights):

@@ -75,7 +75,11 @@ class Weights:
 
 
 def packed_tensors(tensors: Mapping[str, Any], *, listed: bool = False) -> str:
-    """Pack tensors in the format that a server unpickles: by name, or as a list of pairs if `listed`."""
+    """Pack tensors in the format that a server unpickles: by name, or as a list of pairs if `listed`.
+
+    Raises:
+        ValueError: If a tensor isn't a torch tensor, which would crash the server.
+    """
     for name, tensor in tensors.items():
         if not type(tensor).__module__.startswith("torch"):
             raise ValueError(f"adapter: {name} must be a torch tensor, got {type(tensor).__name__}")
