@@ -27,7 +27,7 @@ __all__ = ["CreditLevel", "SampleBatch", "build_samples", "demonstrations", "tea
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleBatch(Sequence[Sample]):
-    """The samples that one step trains on, and counts of what was left out."""
+    """The samples that one step trains on, and counts of everything that was left out."""
 
     samples: tuple[Sample, ...]
     groups: int

@@ -2,8 +2,7 @@
 
 Every estimator is the distance to the group's mean, divided by the estimator's unit::
 
-    advantage = (reward - mean) / unit         n is the number of scored rollouts in the group, mean is of their
-    rewards
+    advantage = (reward - mean) / unit         n is the number of scored rollouts in the group, mean is of their rewards
 
     dr_grpo      1                                            Dr. GRPO, arXiv 2503.20783
     grpo         s + 1e-6                                     arXiv 2402.03300

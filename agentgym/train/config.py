@@ -115,7 +115,7 @@ class TrainConfig:
     """Maximum gradient norm; a larger gradient is scaled down to it."""
     loss_agg: LossAgg = "token"
     """Divisor of the loss: token takes the mean over trained tokens, sample over samples, and rollout over rollouts,
-    each with the same weight however many segments it has. A number divides the sum over trained tokens."""
+    each with the same weight no matter how many segments it has. A number divides the sum over trained tokens."""
     rollouts_per_minibatch: Positive | None = None
     """Maximum number of rollouts per optimizer step; a rollout's samples stay together. None takes one step for the
     whole batch."""

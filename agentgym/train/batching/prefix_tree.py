@@ -51,8 +51,7 @@ class SortedSamples:
 
         sorted     a b        a b c d    a b e       x y
         lengths    2          4          3           2
-        shared     0          2          2           0        of a b | a b c d | a b e: 2 + (4 - 2) + (3 - 2) = 5
-        unique
+        shared     0          2          2           0        of a b | a b c d | a b e: 2 + (4 - 2) + (3 - 2) = 5 unique
 
     The tree of any run of neighbors has `lengths` tokens of the first sample, and `lengths - shared` of each other
     one.

@@ -1,9 +1,9 @@
 """Attention for one row of many samples, on unmodified transformers models.
 
-A token attends only to earlier tokens of its sample, as far as the layer's mask allows. The module registers an
-attention implementation and its mask, which transformers passes to each layer. On a CPU, only the pairs that attend
-are computed: scaled dot products of each unbranched run with the tokens before it. On a GPU, it uses FlexAttention
-with a block mask. A full T x T matrix is never stored.
+A token attends to itself and to earlier tokens of its sample, if the layer's mask allows it, and to no others. The
+module registers an attention implementation and its mask, which transformers passes to each layer. On a CPU, only the
+pairs that attend are computed: scaled dot products of each unbranched run with the tokens before it. On a GPU, it uses
+FlexAttention with a block mask. A full T x T matrix is never stored.
 """
 
 import math
