@@ -86,7 +86,7 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
         values, sampled = array("f", [row[0] for row in rows]), [row[1] for row in rows]
     except _BROKEN:
         raise EngineError(
-            f"expected a value and an id in each of the server's log-probabilities, got {str(rows)[:200]}"
+            f"the server's log-probabilities: expected a value and an id in each, got {str(rows)[:200]}"
         ) from None
     if sampled != ids or type(ids) is not list:
         raise EngineError(
@@ -161,7 +161,7 @@ def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool 
         scored, values = [row[1] for row in rows], np.array([float(row[0]) for row in rows], np.float32)
     except _BROKEN:
         raise EngineError(
-            f"expected a value and an id in each of the server's log-probabilities, got {str(rows)[:200]}"
+            f"the server's log-probabilities: expected a value and an id in each, got {str(rows)[:200]}"
         ) from None
     others = [pair for pair in zip(scored, token_ids, strict=False) if pair[0] != pair[1]]
     clipped = [(0, max(token_ids, default=0))] if of_prompt else []
