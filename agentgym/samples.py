@@ -1,8 +1,8 @@
-"""From rollouts to training: rollouts cut into samples, with an advantage for each token. Numpy only.
+"""Converts rollouts to training samples, with an advantage for each token. Numpy only.
 
-A rollout counts once in its group's baseline (`agentgym.advantages.group`), however many segments or samples it
-becomes. A role with its own reward has its own baseline, in which each rollout counts once, too. The order of the
-samples has no meaning: a rollout's samples are found by its id.
+A rollout counts once in its group's baseline (`agentgym.advantages.group`), no matter how many segments or samples it
+becomes. A role with a separate reward has a separate baseline, in which each rollout also counts once. The order of
+the samples has no meaning: a rollout's samples are found by its id.
 """
 
 from collections import Counter
@@ -37,17 +37,19 @@ class SampleBatch(Sequence[Sample]):
     rollouts: int
     """Number of input rollouts."""
     rollouts_failed: int
-    """Number of rollouts with reward None, which are in no baseline and no sample."""
+    """Number of rollouts with reward None, which are in no baseline and have no samples."""
     rollouts_trained: int
     """Number of rollouts with at least one sample in this batch."""
     trained_tokens: int
     """Number of tokens whose loss mask is true."""
     untrained_tokens: int
-    """Number of sampled tokens in scored rollouts that are never trained: of other models, of segments with
-    `train=False`, of failed branches, and of all branches if the advantages aren't estimated from branches."""
+    """Number of sampled tokens in scored rollouts that are never trained: tokens of other models, of segments with
+    `train=False`, of failed branches, and of all branches if the advantages aren't estimated from branches.
+    """
     places: Mapping[tuple[str, int], str] = field(default_factory=dict)
-    """Group ids by their position in the task order (`Group.place`). A trainer refuses a group that it has trained on
-    before."""
+    """Group ids by their position in the task order (`Group.place`). A trainer rejects a group that it has already
+    trained on.
+    """
     returns: Mapping[SampleKey, Floats] = field(default_factory=dict)
     """Targets of the critic: the return from each turn on, by rollout id, segment and step; empty without a critic."""
 
@@ -65,7 +67,7 @@ class SampleBatch(Sequence[Sample]):
         return iter(self.samples)
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts under their names in the log: tokens, samples, rollouts and groups."""
+        """Return the counts of tokens, samples, rollouts and groups, by their names in the log."""
         tokens = sum(len(sample) for sample in self.samples)
         return {
             "samples/count": float(len(self.samples)),
@@ -87,7 +89,7 @@ def build_samples(
     merge: bool = True,
     credit: CreditLevel = "outcome",
 ) -> SampleBatch:
-    """Cut the rollouts of these groups into samples; each sampled token is trained in exactly one of them.
+    """Cut the rollouts of these groups into samples. Each sampled token is trained in exactly one of them.
 
     ::
 
@@ -96,13 +98,13 @@ def build_samples(
         merge=False     P  P| a  a                one sample per turn, mask 1 1,
                         P  P  a  a  e| a          its prompt is everything before the turn, mask 1
 
-    The gradient is the same either way; merged, each token is computed once. The arrays are views of the segments'
-    arrays.
+    The gradient is the same either way. With merge=True, each token is computed only once. The arrays are views of
+    the segments' arrays.
 
     A segment of a role gets the advantage of that role's reward, compared with the same role's rewards in the group.
-    Segments that aren't trained (`Segment.trained`) make no samples, but their tokens are counted. Failed rollouts and
-    groups without a signal (see `agentgym.advantages.group`) are left out and counted. Two groups with the same id
-    share a baseline.
+    Segments that aren't trained (`Segment.trained`) make no samples, but their tokens are counted. Failed rollouts
+    and groups without a signal (see `agentgym.advantages.group`) are left out and counted. Two groups with the same
+    id share a baseline.
 
     Args:
         groups: The groups to train on.
@@ -110,13 +112,13 @@ def build_samples(
         merge: Whether to make one sample per segment, instead of one per turn.
         credit: "outcome" gives every sampled token the advantage of its rollout. "turn" gives each turn a separate
             advantage, from the rewards of the environment's steps from that turn on (`turn_advantages`). "branches"
-            gives the turns between two states with branches one advantage, estimated from the results of the branches,
-            and also makes samples of the branches (`agentgym.advantages.estimates`); on the other levels branches make
-            none.
+            gives the turns between two states with branches one advantage, estimated from the results of the branches
+            (`agentgym.advantages.estimates`), and also makes samples from the branches. The other levels make no
+            samples from branches.
 
     Raises:
         ValueError: If a rollout id appears twice, if a rollout has no token ids, if `credit` is unknown or needs a
-            critic, or if no rollout was run with `branching` with "branches".
+            critic, or if `credit` is "branches" and no rollout was run with `branching`.
     """
     if credit not in get_args(CreditLevel):
         raise ValueError(f"credit: expected one of {', '.join(get_args(CreditLevel))}, got {credit!r}")
@@ -141,10 +143,10 @@ def build_samples(
 def teacher_samples(
     groups: Sequence[Group], advantages: Mapping[tuple[str, int], Floats], *, merge: bool = True
 ) -> SampleBatch:
-    """Cut the rollouts of these groups into samples with given advantages of each token.
+    """Cut the rollouts of these groups into samples, with a given advantage for each token.
 
-    The samples are those of `build_samples`. Every scored rollout is trained, whatever its reward; a group has a signal
-    if any advantage isn't 0.
+    The samples are the same as those of `build_samples`. Every scored rollout is trained, regardless of its reward. A
+    group has a signal if any of its advantages isn't 0.
 
     Args:
         groups: The groups to train on.
@@ -189,8 +191,9 @@ def value_samples(
 
     Args:
         groups: The groups to train on.
-        values_of: Called once with samples; returns the value of the state before each token of their loss masks. Use
-            `Trainer.values`; that trainer's next step trains its critic on the batch's `returns`.
+        values_of: A function that takes samples, and returns the value of the state before each token of their loss
+            masks; called once. Pass `Trainer.values`, so that the trainer's next step trains its critic on the
+            batch's `returns`.
         how: The settings of GAE.
 
     Raises:
@@ -243,7 +246,7 @@ def _of_segment(rollout: Rollout, segment: Segment, advantages: Mapping[tuple[st
 
 
 def _within(by_segment: Mapping[int, Floats], segment: Segment) -> Floats:
-    """Return the advantages of a segment's tokens, 0 for tokens that weren't sampled."""
+    """Return the advantages of a segment's tokens, with 0 for tokens that weren't sampled."""
     return np.where(segment.sampled, by_segment[segment.index], np.float32(0))
 
 
@@ -255,7 +258,7 @@ def _batch(
     *,
     branches: bool = False,
 ) -> SampleBatch:
-    """Return the samples with counts of their groups, rollouts and tokens."""
+    """Return the samples as a batch, with counts of their groups, rollouts and tokens."""
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     return SampleBatch(
         samples=samples,
@@ -292,15 +295,15 @@ def _refuse_repeated_ids(rollouts: Sequence[Rollout]) -> None:
 
 
 def demonstrations(rollouts: Sequence[Rollout], *, context_weight: float = 0.0) -> list[Sample]:
-    """Turn rollouts to imitate into samples for a trainer with the loss "sft", one per segment.
+    """Turn rollouts into samples to imitate, one per segment, for a trainer with the loss "sft".
 
     ::
 
         ids       P  P  a  a  e  a  e     P prompt, a sampled, e from the environment
         weight    .  w  1  1  w  1        w is context_weight; everything after the last sampled token is left out
 
-    Segments that aren't trained make no samples. The weights are stored in `advantages`. Rewards are ignored: the
-    caller chooses the rollouts.
+    Segments that aren't trained make no samples. The weights are stored in the samples' `advantages`. Rewards are
+    ignored, so the caller must choose the rollouts to imitate.
 
     Args:
         rollouts: The rollouts to imitate.
@@ -341,7 +344,8 @@ def _cut(
 ) -> Iterator[Sample]:
     """Yield the samples of one rollout, in the order of its segments and turns.
 
-    `advantages_of` returns one advantage for each token of a segment; those of tokens that weren't sampled are ignored.
+    `advantages_of` returns one advantage for each token of a segment. The advantages of tokens that weren't sampled
+    are ignored.
     """
     segments = _trained(rollout, branches=branches)
     total = _tokens(segments)
@@ -365,7 +369,7 @@ def _cut(
 
 
 def _spans(turns: tuple[Turn, ...], *, merged: bool) -> Iterator[tuple[int, tuple[Turn, ...]]]:
-    """Yield the turns of each sample of a segment, with the index of the first one."""
+    """Yield the turns of each sample of a segment, together with the index of the sample's first turn."""
     if merged:
         yield 0, turns
     else:

@@ -1,4 +1,4 @@
-"""Advantages from the branches of rollouts: one for each stretch between two states, and one for each branch."""
+"""Advantages from branches: one for each stretch of a rollout between two states, and one for each branch."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,17 +13,18 @@ def branch_advantages(
 ) -> list[dict[tuple[int, int], float]]:
     """Return the advantages of each rollout's trained turns, branches included, by segment and `Turn.number`.
 
-    They are the advantages of `agentgym.advantages.estimates`, each times its `share`. The baseline of the first turns
-    is the mean of the group's other rollouts. The unit is 1, so that dr_grpo and rloo are the same here.
+    They are the advantages of `agentgym.advantages.estimates`, each multiplied by its `share`. The baseline of the
+    turns before the first state is the mean of the group's other rollouts. The unit is 1, so dr_grpo and rloo are the
+    same here.
 
     Args:
         rollouts: Scored rollouts of any number of groups.
         estimator: dr_grpo or rloo.
-        role: Role whose rewards are used, "" for the rollout's own reward. All rollouts must have this reward; a branch
-            without it is ignored.
+        role: Role whose rewards are used, "" for the rollout's own reward. All rollouts must have this reward; a
+            branch without it is ignored.
 
     Raises:
-        ValueError: If the estimator is another one, because it would divide by a unit.
+        ValueError: If `estimator` is any other estimator, because it would divide by a unit.
     """
     if estimator not in ("dr_grpo", "rloo"):
         raise ValueError(

@@ -15,28 +15,28 @@ In the same way, the rewards of a group's rollouts are samples of the return fro
     A of the rollout's turns from s_k to s_k+1   Q(s_k+1) - V(s_k), and R - V(s_k) after the last state
     A of branch i from s_k                       c_i - (R + the other branches' returns) / m
 
-These are the Monte-Carlo values of VinePPO, arXiv 2410.01679, with one difference: the return of the rollout itself is
-one of the samples of Q, the value after a turn, at no extra cost. It is never part of the value that is subtracted:
-V(s_k) doesn't depend on anything sampled from s_k on. So the expectation of grad log p(turn) V(s_k) is 0, and the
-expectation of grad log p(turn) A is the turn's part of the gradient of the expected reward.
+These are the Monte-Carlo values of VinePPO, arXiv 2410.01679, with one difference: the return of the rollout itself
+is one of the samples of Q, the value after a turn, at no extra cost. It is never part of the value that is
+subtracted: V(s_k) doesn't depend on anything sampled from s_k on. So the expectation of grad log p(turn) V(s_k) is 0,
+and the expectation of grad log p(turn) A is the turn's part of the gradient of the expected reward.
 
-This holds if a state was chosen at random, or by tokens sampled before it, including those of earlier batches. If the
-state before a turn were chosen by the outcome of that turn, such as its entropy, V(s_k) would depend on the turn and
-the estimate would be biased. A failed branch is not a sample. If failing depends on what a branch would be worth, the
-values are biased by that, just as a group's mean is biased by failed rollouts.
+This is true if a state was chosen at random, or by tokens sampled before it, including those of earlier batches. If
+the state before a turn were chosen by the outcome of that turn, such as its entropy, V(s_k) would depend on the turn
+and the estimate would be biased. A failed branch is not a sample. If failures depend on the return that a branch
+would have had, the values are biased, just as a group's mean is biased by failed rollouts.
 
-The turns of the rollout itself, alone, have the gradient of the expected reward as their expectation. So has each set
-of branches, for the turns after its state. If the branches are trained too, late turns are therefore sampled more often
-than early ones, and `share` corrects for that. A turn's weight is one over the number of samples of its position: 1 for
-the rollout, and 1 for each branch of a state before it::
+The rollout's own turns alone have the gradient of the expected reward as their expectation. The same is true of each
+set of branches, for the turns after its state. If the branches are trained too, late turns are therefore sampled more
+often than early ones, and `share` corrects for that. A turn's weight is 1 divided by the number of samples of its
+position, which are the rollout and each branch of a state before that turn::
 
     turn        0    1    2    3    4        two branches after turn 1
     rollout     1    1   1/3  1/3  1/3
     branches             1/3  1/3  1/3       each
 
-Then the expectation of the whole is the gradient of the expected reward again: exactly, if a rollout has one state with
-branches, or if its states don't depend on it, as with a fixed number of turns. Otherwise a branch may continue past the
-rollout's own end, and the turns there have slightly too much weight.
+The expectation of the weighted sum is then the gradient of the expected reward again. This is exact if a rollout has
+one state with branches, or if its states don't depend on the rollout, as with a fixed number of turns. Otherwise, a
+branch may have more turns than the rollout, and its additional turns have slightly too much weight.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class State(NamedTuple):
     """A state from which branches were run."""
 
     turn: int
-    """Number of the rollout's turns that were sampled before it."""
+    """Number of the rollout's turns that were sampled before the state."""
     returns: Sequence[float]
     """The return of each branch."""
 
@@ -66,7 +66,7 @@ class Estimates(NamedTuple):
 def estimate(reward: float, others: Sequence[float], states: Sequence[State]) -> Estimates:
     """Return the advantages of a rollout with this reward and its branches.
 
-    If there are no other rewards, the turns before the first state have no baseline, and the advantage 0.
+    If there are no other rewards, the turns before the first state have no baseline, and their advantage is 0.
 
     Args:
         reward: Return of the rollout itself.
@@ -85,7 +85,7 @@ def estimate(reward: float, others: Sequence[float], states: Sequence[State]) ->
 
 
 def share(turn: int, branches: Sequence[int]) -> float:
-    """Return the weight of a turn with this number, if trained branches begin after these numbers of turns."""
+    """Return the weight of the turn with this number, given the numbers of turns after which trained branches begin."""
     return 1 / (1 + sum(begins <= turn for begins in branches))
 
 

@@ -1,10 +1,10 @@
 """Advantages of turns with a critic: GAE over a rollout's turns, and the returns that the critic learns. Numpy only.
 
 A step is a turn: the env responds to turns and rewards turns, so lambda and gamma are per turn, and all tokens of a
-turn have its advantage. V(t) is the value of the state before turn t. With T turns and their rewards r, the last of
-which also includes the rollout's final reward::
+turn have the same advantage. V(t) is the value of the state before turn t. With T turns and their rewards r, where
+the last reward also includes the rollout's final reward::
 
-    d(t) = r(t) + gamma V(t+1) - V(t)                      V(T) = 0: every end is terminal, also at a limit
+    d(t) = r(t) + gamma V(t+1) - V(t)                      V(T) = 0: every end is terminal, even at a limit
     A(t) = d(t) + gamma lambda A(t+1)                      arXiv 1506.02438, equation 16
     R(t) = r(t) + gamma R(t+1)                             the target of V(t), equation 28 there
 
@@ -31,7 +31,7 @@ UpTo1: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Place: TypeAlias = tuple[int, int]
 """A turn: its segment's index, and its number."""
 OVERLAP_S = 1e-3
-"""Seconds by which clock differences may put a turn before the end of the previous one."""
+"""Seconds by which a turn may seem to start before the end of the previous one, because clocks differ."""
 
 
 @config(frozen=True, kw_only=True)
@@ -41,8 +41,9 @@ class GAEConfig:
     gamma: UpTo1 = 1.0
     """Discount factor per turn, in 0..1. Below 1, the objective differs from the reward."""
     lam: UpTo1 = 0.95
-    """Lambda of GAE, in 0..1, which weighs observed rewards against the critic's values: 1 uses only the rewards
-    observed from a turn on, 0 only the turn's reward and the value of the next turn."""
+    """Lambda of GAE, in 0..1, which weighs observed rewards against the critic's values. 1 uses only the rewards
+    observed from a turn on, 0 only the turn's reward and the value of the next turn.
+    """
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], how: GAEConfig) -> NDArray[np.float64]:
@@ -65,21 +66,22 @@ def discounted_returns(rewards: Sequence[float], gamma: float) -> NDArray[np.flo
 def turn_order(rollout: Rollout) -> list[tuple[Segment, Turn]]:
     """Return the trained turns of a scored rollout in the order in which they were sampled, with their segments.
 
-    A context that continues another one (a compaction) follows it; forks and sub-agents that are awaited come at the
-    point where they ran.
+    A context that continues another one (a compaction) comes after it. Forks and sub-agents that are awaited come at
+    the point at which they ran.
 
     Raises:
-        ValueError: If the turns don't follow one another, which is so for branches, roles with their own rewards,
-            parallel conversations, and turns with the same number; the message names the rollout.
+        ValueError: If the turns don't form one sequence, which is the case for branches, roles with separate rewards,
+            parallel conversations, and turns with the same number. The message names the rollout.
     """
     segments = [segment for segment in rollout.segments if segment.trained]
     if rollout.branches:
         raise _refused(
-            rollout, "it has branches, whose turns are not one sequence; run it without, or set credit branches"
+            rollout,
+            "it has branches, whose turns are not one sequence; run it without branches, or set credit branches",
         )
     if roles := sorted({segment.role for segment in segments if segment.role}):
         raise _refused(
-            rollout, f"role {roles[0]!r} has its own reward, but a critic learns only one; set credit outcome"
+            rollout, f"role {roles[0]!r} has a separate reward, but a critic learns only one reward; set credit outcome"
         )
     placed = [(segment, turn) for segment in segments for turn in segment.turns]
     if len({turn.number for _, turn in placed}) < len(placed):
@@ -94,7 +96,7 @@ def _refuse_beside(rollout: Rollout, turns: Sequence[Turn]) -> None:
     """Raise ValueError if a turn was requested before the previous one was finished, or if the times are unknown."""
     for first, second in pairwise(turns):
         if first.asked_at is None or second.asked_at is None:
-            raise _refused(rollout, "it has forks or sub-agents, but no times of its turns; set credit outcome")
+            raise _refused(rollout, "it has forks or sub-agents, but its turns have no times; set credit outcome")
         if second.asked_at < first.asked_at + first.seconds - OVERLAP_S:
             raise _refused(
                 rollout,
@@ -104,7 +106,7 @@ def _refuse_beside(rollout: Rollout, turns: Sequence[Turn]) -> None:
 
 
 def turn_rewards(rollout: Rollout, placed: Sequence[tuple[Segment, Turn]]) -> list[float]:
-    """Return the reward of each turn; the last one includes the rollout's reward that belongs to no turn."""
+    """Return the reward of each turn. The last one includes the rollout's reward that belongs to no turn."""
     rewards = [turn.reward for _, turn in placed]
     if rewards:
         rewards[-1] += (rollout.reward or 0.0) - sum(rewards)

@@ -1,6 +1,6 @@
-"""Advantages: rewards against baselines over groups of rollouts, each rollout counted once. Numpy only.
+"""Advantages: rewards compared with baselines over groups of rollouts, in which each rollout counts once. Numpy only.
 
-Every estimator is the distance to the group's mean, divided by its own unit::
+Every estimator is the distance to the group's mean, divided by the estimator's unit::
 
     advantage = (reward - mean) / unit         n is the number of scored rollouts in the group, mean is of their rewards
 
@@ -11,9 +11,9 @@ Every estimator is the distance to the group's mean, divided by its own unit::
     maxrl        mean; the advantage is 0 if the mean is 0    MaxRL, arXiv 2602.02710
 
 s is the standard deviation of the group's rewards, and S that of reward - mean over the rollouts of all groups with a
-signal; both are unbiased. The REINFORCE++ paper takes S over tokens; here each rollout counts once, whatever its
-length. MaxRL maximizes log(mean reward), which is the log-likelihood of success if rewards are 0 and 1. A negative
-reward has no logarithm and raises ValueError, and a group without any success has no gradient.
+signal; both are unbiased. The REINFORCE++ paper computes S over tokens; here each rollout counts once, regardless of
+its length. MaxRL maximizes log(mean reward), which is the log-likelihood of success if rewards are 0 and 1. A
+negative reward has no logarithm and raises ValueError, and a group without any success has no gradient.
 
 A group has a signal if its largest and smallest reward differ by at least LEAST_DIFFERENCE. In a group without a
 signal, and in a group of one rollout, every advantage is exactly 0.
@@ -39,11 +39,12 @@ EPSILON = 1e-6
 """Number added to a standard deviation before dividing by it, in units of reward."""
 
 LEAST_DIFFERENCE = 1e-6
-"""Smallest difference of two unequal rewards; below it they count as equal, because a sum's last digits depend on its
-order."""
+"""Smallest difference of two unequal rewards. With a smaller difference, they count as equal, because a sum's last
+digits depend on its order.
+"""
 
 PROBED = 256
-"""Number of rows to check before choosing how to look up names."""
+"""Number of rows to check before choosing a way to look up names."""
 
 
 def advantages(
@@ -53,27 +54,27 @@ def advantages(
     *,
     estimator: Estimator = "dr_grpo",
 ) -> NDArray[np.float64]:
-    """Return one advantage for each row; a rollout counts once in its group's baseline, however many rows it has.
+    """Return one advantage for each row. A rollout counts once in its group's baseline, no matter how many rows it has.
 
     The three columns form one table, in any order: each row has the reward, the id and the group's id of one rollout.
 
     Args:
-        rewards: Reward of each row's rollout. None (or NaN) means unscored: it is not in the baseline, and its
-            advantage is NaN.
+        rewards: Reward of each row's rollout. None (or NaN) means unscored: the rollout is not in the baseline, and
+            its advantage is NaN.
         rollouts: Rollout id of each row, str or int.
         groups: Group id of each row, str or int.
         estimator: The estimator.
 
     Raises:
-        ValueError: If rows of one rollout have unequal rewards or groups (the message names the rollout and the rows),
-            if the columns differ in length, or if a reward or an id is invalid.
+        ValueError: If rows of one rollout have unequal rewards or groups (the message names the rollout and the
+            rows), if the columns differ in length, or if a reward or an id is invalid.
     """
     reward = np.asarray(rewards, np.float64)
     rollout, n_rollouts = _codes("rollout", rollouts)
     group, n_groups = _codes("group", groups)
     if not len(reward) == len(rollout) == len(group):
         raise ValueError(
-            f"rows: expected three columns of one length, got {len(reward)} rewards, {len(rollout)} rollout ids, "
+            f"rows: expected three columns of the same length, got {len(reward)} rewards, {len(rollout)} rollout ids, "
             f"{len(group)} group ids"
         )
     if np.isinf(reward).any():
@@ -92,22 +93,22 @@ def advantages(
 
 
 def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_grpo", role: str = "") -> list[Floats]:
-    """Return one advantage for each turn of each rollout: the turn's return minus the group's mean return at that turn.
+    """Return one advantage per turn of each rollout: the turn's return minus the group's mean return at that turn.
 
-    The turns are the trained ones of one role, in the order of their numbers. The return of a turn is the sum of the
+    Only trained turns of one role are used, in the order of their numbers. The return of a turn is the sum of the
     rewards from that turn on. With r the rewards of the environment's steps, O the rest of the reward, and n rollouts
     in the group::
 
         G_j(t) = O_j + r_j(t) + r_j(t+1) + ...          after the last turn of rollout j: G_j(t) = O_j
         A_i(t) = (G_i(t) - (G_1(t) + ... + G_n(t)) / n) / unit
 
-    Every rollout counts in the mean of every turn; one that has ended counts with its O. A mean over only the rollouts
-    that reached turn t would reward continuing for its own sake. Because rollout i is itself in the mean, its
-    advantages are scaled by (n-1)/n at every turn alike, so the direction of the gradient doesn't change. A group has a
-    signal if its returns differ at any turn, even if the rollouts' rewards are equal.
+    Every rollout counts in the mean of every turn. A rollout that has ended counts with its O. A mean over only the
+    rollouts that reached turn t would reward continuing for its own sake. Because rollout i is itself in the mean,
+    its advantages are scaled by (n-1)/n at every turn alike, so the direction of the gradient doesn't change. A group
+    has a signal if its returns differ at any turn, even if the rollouts' rewards are equal.
 
     The unit is the estimator's. For grpo and reinforce++ it is a deviation of the returns: the square root of the
-    mean over turns of the variance at each turn. Without rewards of turns, the result is the rollouts' advantages.
+    mean over turns of the variance at each turn. If no turn has a reward, the result is the rollouts' advantages.
 
     Args:
         rollouts: Scored rollouts of any number of groups.
@@ -135,8 +136,8 @@ def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_g
 def has_signal(rollouts: Sequence[Rollout], *, by_turn: bool = False) -> bool:
     """Return whether the scored rollouts of one group differ enough to learn from.
 
-    Their rewards are compared, or with `by_turn` their returns at each turn, for the rollout and for each role. The
-    returns of branches of the same state are compared, too.
+    The rollouts' rewards are compared, or with `by_turn` their returns at each turn, both for the whole rollout and
+    for each role. The returns of branches of the same state are compared too.
     """
     for role in ("", *roles_of(rollouts)):
         having = [rollout for rollout in rollouts if rollout.reward_of(role) is not None]
@@ -156,13 +157,13 @@ def states_of(rollout: Rollout, role: str) -> list[State]:
 
 
 def branches_differ(rollouts: Sequence[Rollout], role: str) -> bool:
-    """Return whether the returns from any one state with branches differ, in rollouts with a reward of the role."""
+    """Return whether the returns from any one state with branches differ, for rollouts with a reward of the role."""
     came = ([*state.returns, r.reward_of(role) or 0.0] for r in rollouts for state in states_of(r, role))
     return any(max(returns) - min(returns) >= LEAST_DIFFERENCE for returns in came)
 
 
 def roles_of(rollouts: Sequence[Rollout]) -> list[str]:
-    """Return the roles that have their own rewards, in the order in which the rollouts name them."""
+    """Return the roles that have separate rewards, in the order in which the rollouts name them."""
     return list(dict.fromkeys(role for rollout in rollouts for role in rollout.role_rewards))
 
 
@@ -174,7 +175,8 @@ def _differ(values: NDArray[np.float64]) -> bool:
 def _returns(rollouts: Sequence[Rollout], role: str) -> NDArray[np.float64]:
     """Return a role's returns in one group's scored rollouts, one row per rollout and one column per turn.
 
-    With r the rewards of a rollout's turns and O the rest of its reward, which fills the columns after its end::
+    With r the rewards of a rollout's turns, and O the rest of its reward, which fills the columns after its last
+    turn::
 
         turn        0            1        2            as many columns as the longest rollout has turns
         3 turns     r0+r1+r2+O   r1+r2+O  r2+O
@@ -278,7 +280,7 @@ def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArr
 
 
 def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
-    """Return the ids as small integers, and an upper bound that is above all of them."""
+    """Return the ids as small integers, and an upper bound that is greater than all of them."""
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" and len(ids):
         low, high = int(ids.min()), int(ids.max())
         if high - low <= 4 * len(ids) + 1024:  # dense enough for a table, without sorting
@@ -295,7 +297,7 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
 
 
 def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
-    """Assign numbers to the names in order of first appearance; return each name's number and their count."""
+    """Assign numbers to the names in order of first appearance. Return each name's number and their count."""
     probed = names[:PROBED]
     if len(set(probed)) == len(probed) and len(set(names)) == len(names):  # one row per rollout, not cut into samples
         known: Any = names

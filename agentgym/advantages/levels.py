@@ -1,4 +1,4 @@
-"""Advantages of rollouts by their ids, on each level of credit, and those of a segment's tokens."""
+"""Advantages at each level of credit: those of rollouts by their ids, and those of a segment's tokens."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -12,11 +12,13 @@ from agentgym.types.rollout import Rollout, Segment
 
 CreditLevel: TypeAlias = Literal["outcome", "turn", "branches", "value"]
 Advantages: TypeAlias = dict[str | int | tuple[int, int], float]
-"""The advantages of a rollout by role ("" for its own), or of its turns by number, or by segment and number."""
+"""The advantages of a rollout by role ("" for the rollout's own reward), or of its turns by number, or by segment and
+number.
+"""
 
 
 def outcome_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
-    """Return each scored rollout's advantages by role, by rollout id; each role has its own baseline."""
+    """Return each scored rollout's advantages by role, keyed by rollout id. Each role has a separate baseline."""
     by_id: dict[str, Advantages] = {}
     for role in ("", *roles_of(rollouts)):
         values = advantages(
@@ -32,7 +34,7 @@ def outcome_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[st
 
 
 def turn_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
-    """Return each scored rollout's advantages by turn, by rollout id; each role has its own baseline.
+    """Return each scored rollout's advantages by turn, keyed by rollout id. Each role has a separate baseline.
 
     Raises:
         ValueError: If two turns of a rollout have the same number.
@@ -56,11 +58,11 @@ def turn_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, 
 
 
 def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
-    """Return the advantages of each scored rollout's turns and branches, by rollout id, separately for each role.
+    """Return the advantages of each scored rollout's turns and branches, keyed by rollout id, separately for each role.
 
     Raises:
-        ValueError: If no rollout was run with branching. A rollout that was but got no branches is recognized by its
-            metrics.
+        ValueError: If no rollout was run with branching. The metrics of a rollout tell whether it was, even if it has
+            no branches.
     """
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     if scored and not any(rollout.branches or "branches" in rollout.metrics for rollout in scored):
@@ -77,17 +79,17 @@ def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str
 
 
 def _turn_tokens(given: Advantages, segment: Segment) -> Floats:
-    """Return each token's advantage, which is that of its turn; 0 for tokens that weren't sampled."""
+    """Return each token's advantage, which is that of its turn, or 0 if the token wasn't sampled."""
     return _spread(segment, [given[turn.number] for turn in segment.turns])
 
 
 def placed_tokens(given: Advantages, segment: Segment) -> Floats:
-    """Return each token's advantage, which is that of its turn; 0 for tokens that weren't sampled."""
+    """Return each token's advantage, which is that of its turn, or 0 if the token wasn't sampled."""
     return _spread(segment, [given[segment.index, turn.number] for turn in segment.turns])
 
 
 def _spread(segment: Segment, advantages: Sequence[float]) -> Floats:
-    """Return one number for each token of a segment: its turn's, or 0 outside of the turns."""
+    """Return one advantage for each token of a segment: the advantage of its turn, or 0 outside the turns."""
     values = np.zeros(len(segment.token_ids), np.float32)
     for turn, advantage in zip(segment.turns, advantages, strict=True):
         values[turn.start : turn.stop] = advantage
@@ -96,8 +98,8 @@ def _spread(segment: Segment, advantages: Sequence[float]) -> Floats:
 
 
 def _role_tokens(given: Advantages, segment: Segment) -> Floats:
-    """Return each token's advantage, which is that of its segment's role, for tokens that weren't sampled too."""
-    # One float, however long the segment is, at a fifth of the cost of `np.broadcast_to`.
+    """Return each token's advantage, which is that of its segment's role, even for tokens that weren't sampled."""
+    # One float, however long the segment is, in a fifth of the time of `np.broadcast_to`.
     return np.ndarray(len(segment.token_ids), np.float32, np.float32(given[segment.role]).tobytes(), strides=(0,))
 
 
@@ -106,4 +108,6 @@ LEVELS = {
     "turn": (turn_levels, _turn_tokens),
     "branches": (branch_levels, placed_tokens),
 }
-"""For each level without a critic: the function for the advantages of rollouts, and the one for those of tokens."""
+"""For each level without a critic: the function for the advantages of rollouts, and the one for the advantages of
+tokens.
+"""

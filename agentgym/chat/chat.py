@@ -7,7 +7,7 @@ appended: the turn separator, the new messages and the next generation prompt::
     ids        opened                          | sampled | appended
 
 If a template rewrites text that it rendered earlier, the ids can't be extended: `Chat.extend` returns None, and the
-caller opens a new segment. Special tokens in contents are encoded as plain characters
+caller opens a new segment. Special tokens in a message's content are encoded as plain characters
 (`agentgym.chat.special_tokens`), and a conversation that the template rejects is rendered in another form
 (`agentgym.chat.fitting`).
 """
@@ -36,7 +36,7 @@ class Chat:
         """The messages in the form that the template accepts."""
         self._template = template_of(tokenizer)
         self.seen: frozenset[tuple[str, str]] = frozenset()
-        """Pairs of a role and a word that the template searches for, found in a message of that role."""
+        """Pairs of a role and a word, if a message of that role contains the word and the template searches for it."""
         self.reasoned = self.reasons = self.called = False
         for message in messages:
             self._note(message)
@@ -57,7 +57,8 @@ class Chat:
         if len(self.messages) > self._opened:
             return self._encoded(self.text)
         check_messages(self.messages)
-        # Everything that a first prompt depends on. Contents stay separate strings, because a string caches its hash.
+        # The key has everything that a first prompt depends on. Contents stay separate strings, because a string
+        # caches its hash.
         others = [{name: value for name, value in message.items() if name != "content"} for message in self.messages]
         key = (repr((others, self.tools)), *[message["content"] for message in self.messages])
         known = self._template.openings.get(key)
@@ -90,8 +91,8 @@ class Chat:
         self._read = (ids, text)
         message = self.tokenizer.parse(text, self.tools)
         for i, call in enumerate(message.get("tool_calls", ())):
-            # Exactly nine letters and digits: Mistral's templates reject other ids, and the other templates accept
-            # any.
+            # Exactly nine letters and digits, because Mistral's templates reject other ids. The other templates
+            # accept any id.
             call.setdefault("id", f"call{len(self.messages) % 1000:03}{i % 100:02}")
         return message
 
@@ -110,14 +111,14 @@ class Chat:
             token_ids: The turn's ids as sampled.
             reply: The turn's parsed message.
             new: The messages that answer the turn.
-            room: Number of ids that the caller can use. If the text doesn't fit, only slightly more ids than this are
+            room: Number of ids that the caller can use. If the text needs more, only slightly more ids than this are
                 returned. None means no limit.
             stopped: Whether the last id of `token_ids` is the stop token. If not, the returned ids also contain
                 everything that the template writes after the turn's text, including the end of the turn.
 
         Returns:
-            The ids, or None if the template rewrote earlier text. The messages are added in both cases; after None,
-            `prompt_ids` renders all of them.
+            The ids, or None if the template rewrote earlier text. The messages are added in either case. If the
+            result is None, the next `prompt_ids` renders all of them.
 
         Raises:
             ValueError: If a message in `new` has a role or content that isn't allowed.
@@ -167,7 +168,7 @@ class Chat:
         return sought is None or not any(sought.search(message["content"]) for message in new)
 
     def _append(self, written: Message, told: Sequence[Message], new: Sequence[Message]) -> None:
-        """Append a turn and its answer, both as they are and in the form that the template accepted."""
+        """Append a turn and its answer, both in their original form and in the form that the template accepted."""
         self.messages += [written, *new]
         for message in (written, *told):
             self._shown.append(message)
@@ -177,7 +178,7 @@ class Chat:
         return self.tokenizer.render(messages, self.tools, generation=True)
 
     def _body(self, ids: Sequence[int]) -> str:
-        """Return the text of a turn before its end; the last parsed turn isn't decoded again."""
+        """Return the text of a turn before its end. The most recently parsed turn isn't decoded again."""
         return self._read[1] if ids == self._read[0] else self.tokenizer.decode(ids)
 
     def _note(self, message: Message) -> None:
@@ -207,7 +208,7 @@ class Chat:
         if not whole.startswith(self.text) or not self._template.ends(self.tokenizer, end, reply, new):
             return None
         skip = body.count(end) if end else 0
-        if skip:  # the model wrote the end token as text: count how many of them the template rendered
+        if skip:  # the model wrote the end token as text: count how often the template rendered it
             silent = Message(role="assistant", content="")
             try:
                 bare = self._rendered([*self._shown, silent, *new])

@@ -11,7 +11,7 @@ from typing import Any
 from agentgym.chat.word_cache import BYTE_OF_CHAR, WordCache, raw_ids
 
 _SHORT = 16
-"""Length in characters of the longest cached piece; longer ones seldom occur twice."""
+"""Maximum length, in characters, of a cached piece. Longer pieces seldom occur twice."""
 _KNOWN = 4096
 """Maximum number of cached pieces, including special tokens."""
 _LONG = 4096
@@ -54,7 +54,7 @@ class SpecialTokenSplitter:
 
 
 class _Pieces(dict[str, bytes]):
-    """Maps special tokens and the pieces between them to their ids as bytes; a new piece is encoded on lookup."""
+    """Maps special tokens, and the pieces between them, to their ids as bytes. A new piece is encoded on lookup."""
 
     def __init__(self, backend: Any, words: WordCache | None, special_tokens: Mapping[str, bytes]) -> None:
         super().__init__({"": b"", **special_tokens})
@@ -76,7 +76,7 @@ def _whole(backend: Any, text: str) -> bytes:
 
 
 def _stands_alone(backend: Any, special: str) -> bool:
-    """Return whether texts on both sides of a special token have the same ids as when encoded alone."""
+    """Return whether the texts on both sides of a special token are encoded as they would be alone."""
     middle = _whole(backend, special)
     return all(
         _whole(backend, before + special + behind) == _whole(backend, before) + middle + _whole(backend, behind)
@@ -86,7 +86,7 @@ def _stands_alone(backend: Any, special: str) -> bool:
 
 
 class Decoder:
-    """Decodes ids exactly as the tokenizer does, including special tokens; byte-level vocabularies use a table."""
+    """Decodes ids exactly as the tokenizer does, including special tokens. Byte-level vocabularies use a table."""
 
     def __init__(self, backend: Any) -> None:
         from tokenizers.decoders import ByteLevel
@@ -96,14 +96,14 @@ class Decoder:
         self.table = _Bytes(backend) if isinstance(backend.decoder, ByteLevel) else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the ids; invalid UTF-8 bytes become U+FFFD."""
+        """Return the text of the ids. Invalid UTF-8 bytes become U+FFFD."""
         if self.table is not None:
             return b"".join(map(self.table.__getitem__, token_ids)).decode(errors="replace")
         text: str = self.backend.decode([*token_ids], skip_special_tokens=False)
         return text
 
     def pieces(self, token_ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the bytes of each id, which may be only part of a character; unknown ids are left out."""
+        """Return the bytes of each id, which may be only part of a character. Unknown ids are left out."""
         if self.table is not None:
             return {token_id: self.table[token_id] for token_id in token_ids if self._token(token_id) is not None}
         found = {token_id: self._piece(token_id) for token_id in token_ids}

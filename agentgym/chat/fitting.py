@@ -19,7 +19,7 @@ _SAY = Message(role="assistant", content="so")
 
 
 def is_malformed(reply: Message) -> bool:
-    """Return whether a call's arguments are text, which means that the model didn't write valid JSON."""
+    """Return whether any call's arguments are a string, which means that the model didn't write valid JSON."""
     for call in reply.get("tool_calls", ()):  # noqa: SIM110  It runs once a turn, and any() costs twice as much.
         if isinstance(call["function"]["arguments"], str):
             return True
@@ -27,12 +27,12 @@ def is_malformed(reply: Message) -> bool:
 
 
 def _said(reply: Message, body: str) -> Message:
-    """Return the reply as text; malformed calls are in its content as the model wrote them."""
+    """Return the reply as plain text. Malformed calls are already in its content, as the model wrote them."""
     return Message(role="assistant", content=reply["content"] if is_malformed(reply) else body)
 
 
 def _called(reply: Message) -> Message:
-    """Return the reply as calls only; the raw text of a malformed call becomes an argument, so that it is an object."""
+    """Return the reply as calls only. A malformed call's raw text becomes an argument inside an object."""
     calls = [call.copy() for call in reply["tool_calls"]]
     for call in calls:
         made = call["function"]["arguments"]
@@ -42,7 +42,7 @@ def _called(reply: Message) -> Message:
 
 
 def readable(reply: Message, *, as_calls: bool) -> Message:
-    """Return a reply with a malformed call in the form that most templates accept; `as_calls` keeps it a call."""
+    """Return a reply with a malformed call in the form that most templates accept. `as_calls` keeps it as a call."""
     return _called(reply) if as_calls else _said(reply, "")
 
 
@@ -55,7 +55,7 @@ def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages, each user message that follows a user or tool message merged into that message."""
+    """Return the messages, with each user message that follows a user or tool message merged into that message."""
     made: list[Message] = []
     for message in messages:
         if made and message["role"] == "user" and made[-1]["role"] in ("user", "tool"):
@@ -67,7 +67,7 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def from_user(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with tool messages turned into user messages, adjacent ones merged."""
+    """Return the messages, with tool messages turned into user messages and adjacent user messages merged."""
     told = [Message(role="user", content=m["content"]) if m["role"] == "tool" else m for m in messages]
     return joined(told)
 
@@ -93,7 +93,7 @@ def history_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def _told(message: Message) -> Message:
-    """Return the message without calls; if it has no content, the calls become its content as JSON."""
+    """Return the message without calls. If it has no content, the calls become its content as JSON."""
     if "tool_calls" not in message:
         return message
     calls = "\n".join(json.dumps(call["function"]) for call in message["tool_calls"])
@@ -101,7 +101,7 @@ def _told(message: Message) -> Message:
 
 
 def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]]) -> tuple[T, str]:
-    """Return the first form that the template accepts, and its text; raise the error of the first form if all fail."""
+    """Return the first form that the template accepts, and its text. If all fail, raise the first form's error."""
     refused: Exception | None = None
     for form, messages in forms:
         try:
@@ -113,7 +113,7 @@ def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]])
 
 
 def check_messages(messages: Sequence[Message], *, answers: bool = False, sees: bool = False) -> None:
-    """Check for messages that templates would drop or fail on.
+    """Check for messages that templates would drop or fail to render.
 
     Args:
         messages: The messages.
@@ -121,7 +121,7 @@ def check_messages(messages: Sequence[Message], *, answers: bool = False, sees: 
         sees: Whether images are allowed.
 
     Raises:
-        ValueError: If a role or content isn't allowed; the message names the field.
+        ValueError: If a role or content isn't allowed. The message names the field.
     """
     roles = _ANSWERS if answers else _ROLES
     for i, message in enumerate(messages):

@@ -1,4 +1,4 @@
-"""One segment's conversation with an engine that takes messages: its ids only count tokens."""
+"""One segment's conversation with an engine that works on messages. Its ids only count tokens."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,15 @@ from agentgym.chat.fitting import check_messages
 from agentgym.types.messages import Message, is_image
 
 CHARACTERS = 4.0
-"""Characters per token, until the engine has counted the tokens."""
+"""Estimated characters per token, until the engine has counted the tokens."""
 IMAGE_TOKENS = 1000
-"""Tokens per image, until the engine has counted them; models use 85 to 1,600 for an image of usual size."""
+"""Estimated tokens per image, until the engine has counted them. Models use 85 to 1,600 for an image of usual size."""
 FILL = 0
 """The id that represents every token, because the engine returns none."""
 
 
 def estimated_tokens(value: object) -> int:
-    """Estimate how many tokens a value takes in a prompt; the engine's response has the actual count."""
+    """Estimate how many tokens a value takes in a prompt. The engine's response has the actual count."""
     images = 0
 
     def plain(inner: Any) -> Any:
@@ -33,13 +33,16 @@ def estimated_tokens(value: object) -> int:
 
 
 class MessageChat:
-    """The counterpart of `Chat` for such engines: returns one FILL for each estimated token of the new messages."""
+    """The counterpart of `Chat` for an engine that works on messages.
+
+    Its methods return one `FILL` for each estimated token of the new messages.
+    """
 
     def __init__(self, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:
         self.tools, self.messages = tools, list(messages)
 
     def prompt_ids(self) -> list[int]:
-        """Return one FILL for each estimated token of the whole chat."""
+        """Return one `FILL` for each estimated token of the whole chat."""
         check_messages(self.messages, sees=True)
         return [FILL] * estimated_tokens([*self.tools, *self.messages])
 
@@ -56,7 +59,7 @@ class MessageChat:
         *,
         stopped: bool = True,
     ) -> list[int]:
-        """Append a turn and its answer, and return one FILL for each estimated token of the answer."""
+        """Append a turn and its answer, and return one `FILL` for each estimated token of the answer."""
         check_messages(new, answers=True, sees=True)
         self.messages += [reply, *new]
         return [FILL] * estimated_tokens(list(new))

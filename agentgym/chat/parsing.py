@@ -1,4 +1,4 @@
-"""Parsing of a model's text into an assistant message: reasoning, content and tool calls. Nothing here raises.
+"""Parsing of a model's text into an assistant message: reasoning, content and tool calls. No function here raises.
 
 A call that isn't valid JSON keeps the model's text as its `arguments`, so that a tool message can report the error.
 """
@@ -26,11 +26,11 @@ def _finite(text: str) -> float:
 
 _scanned = _scan()
 _scanned_finite = _scan(parse_float=_finite, parse_constant=_finite)
-"""The same, but NaN, infinities and numbers that overflow to infinity are rejected, as standard JSON requires."""
+"""The same scanner, but it rejects NaN, infinities and numbers that overflow to infinity, as standard JSON requires."""
 _BLANKS = " \t\n\r"
 """The characters that JSON allows as whitespace around a value."""
 _CAST: dict[type, str] = {str: "string", list: "array"}
-"""Argument types that transformers' parser may cast, and the schema type for which it doesn't."""
+"""Argument types that transformers' parser may cast, each with the schema type for which it doesn't."""
 
 
 def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
@@ -61,7 +61,7 @@ def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
         for tool in tools:
             function = tool["function"]
             if function["name"] == name:
-                name = function["name"]  # the schema's own string object, which all calls of the tool then share
+                name = function["name"]  # the schema's string object, which all calls of the tool then share
                 if _needs_casts(arguments, function):
                     return None
         calls += ({"type": "function", "function": {"name": name, "arguments": arguments}},)
@@ -82,7 +82,7 @@ def _needs_casts(arguments: dict[str, Any], function: dict[str, Any]) -> bool:
 
 
 def parse_hermes(text: str) -> Message:
-    """Parse a text with JSON calls between <tool_call> tags into an assistant message; never raises."""
+    """Parse a text with JSON calls between <tool_call> tags into an assistant message, without ever raising."""
     calls = [{"function": _loaded(body)} for body in _hermes_calls(text)]
     content = text.partition("<tool_call>")[0].strip() if calls else text
     return message_of(text, {"content": content, "tool_calls": calls})
@@ -124,7 +124,7 @@ def raw_call(text: str) -> ToolCall:
 
 
 def message_of(text: str, parsed: dict[str, Any]) -> Message:
-    """Return the message with the parsed fields; if a call is malformed, the whole `text` becomes the content."""
+    """Return the message with the parsed fields. If a call is malformed, the whole `text` becomes the content."""
     calls = [_tool_call(call) for call in parsed.get("tool_calls") or ()]
     if any(isinstance(call["function"]["arguments"], str) for call in calls):
         return Message(role="assistant", content=text, tool_calls=calls)

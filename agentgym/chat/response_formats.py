@@ -50,7 +50,7 @@ QWEN_CODER = _response_format(
     },
     transform=_CALL,
 )
-"""Qwen3-Coder: <function=name> and <parameter=key> tags; values are text, cast by the tool's schema."""
+"""Qwen3-Coder: <function=name> and <parameter=key> tags. Values are text, cast by the tool's schema."""
 
 LLAMA = _response_format(
     "<|start_header_id|>assistant<|end_header_id|>\n\n",
@@ -64,7 +64,7 @@ LLAMA = _response_format(
         "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
     },
 )
-"""Llama 3: one {"name": .., "parameters": ..}, with or without <|python_tag|> before it; other JSON is text."""
+"""Llama 3: one {"name": .., "parameters": ..}, with or without <|python_tag|> before it. Other JSON is text."""
 
 MISTRAL = _response_format(
     "[/INST]",
@@ -76,7 +76,7 @@ MISTRAL = _response_format(
     transform=_CALL | {"id": "{id}"},
     **_JSON,
 )
-"""Mistral since tokenizer v11: [TOOL_CALLS]name[ARGS]{..} for each call; v11 also has [CALL_ID]id."""
+"""Mistral since tokenizer v11: [TOOL_CALLS]name[ARGS]{..} for each call. v11 also has [CALL_ID]id."""
 
 MISTRAL_LIST = _response_format(
     "[/INST]",
@@ -85,7 +85,7 @@ MISTRAL_LIST = _response_format(
     transform={"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
     transform_each=True,
 )
-"""Mistral up to its tokenizer v7: [TOOL_CALLS] and one list of {"name": .., "arguments": .., "id": ..}."""
+"""Mistral up to tokenizer v7: [TOOL_CALLS] and one list of {"name": .., "arguments": .., "id": ..}."""
 
 DEEPSEEK = _response_format(
     "<｜Assistant｜>",
@@ -114,7 +114,7 @@ GLM = _response_format(
     },
     transform=_CALL,
 )
-"""GLM 4.5 and later: the name, then <arg_key> and <arg_value> pairs; values are text, cast by the tool's schema."""
+"""GLM 4.5 and later: the name, then <arg_key> and <arg_value> pairs. Values are text, cast by the tool's schema."""
 
 _START = r"(?:<\|start\|>assistant)?"
 _TO = r" to=(?:functions\.)?(?P<name>[\w.-]+)"
@@ -150,7 +150,7 @@ HARMONY: dict[str, Any] = {
 }
 """gpt-oss: channels for analysis, calls, text before a call, and the final answer.
 
-A call's recipient follows its channel, or is in the role before it; the turn's opening ends within the role.
+A call's recipient follows its channel, or is in the role before it. The turn's opening ends within the role.
 """
 
 RESPONSE_FORMATS: Mapping[str, dict[str, Any]] = {
@@ -189,7 +189,7 @@ _TAGS: Mapping[str, tuple[str, ...]] = {
     "qwen_coder": ("<parameter=", "</parameter>"),
     "glm": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 }
-"""The tags of an argument in order, for the formats that find arguments with a pattern."""
+"""The tags of an argument in order, for each format that finds arguments with a pattern."""
 
 
 def is_tangled(name: str | None, text: str) -> bool:
@@ -210,12 +210,12 @@ _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def may_call(name: str | None, text: str, tools: Sequence[dict[str, Any]]) -> bool:
-    """Return whether a reply in this format can contain a call: Llama's bare JSON is a call only if there are tools."""
+    """Return whether a reply in this format can contain a call. Llama's bare JSON is a call only if there are tools."""
     return name != "llama" or bool(tools) or "<|python_tag|>" in text
 
 
 def completed(name: str | None, text: str, message: Message) -> Message:
-    """Add to the message what `parse_response` can't read in this format; a truncated call becomes malformed."""
+    """Add to the message what `parse_response` can't read in this format. A truncated call becomes malformed."""
     if name == "mistral_list":
         _take_ids(text, message)
     elif name in ("glm", "qwen_coder") and "tool_calls" in message and _is_cut(RESPONSE_FORMATS[name], text):
@@ -239,7 +239,7 @@ def _take_ids(text: str, message: Message) -> None:
 def _is_cut(response_format: dict[str, Any], text: str) -> bool:
     """Return whether a call contains more than complete pairs of name and value.
 
-    The rest of a truncated pair would otherwise be dropped silently.
+    Without this check, the rest of a truncated pair would be dropped silently.
     """
     calls = response_format["fields"]["tool_calls"]
     closed = re.compile(calls["close_pattern"])

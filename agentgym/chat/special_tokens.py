@@ -1,8 +1,8 @@
-"""Escaping of special tokens in contents: text from a user, a tool or a file never becomes a special token.
+"""Escaping of special tokens in contents, so that text from a user, a tool or a file never becomes a special token.
 
-A special token has a text, and a tokenizer recognizes it anywhere in its input. `render` therefore breaks each special
-token in a content with one character that doesn't occur in normal text; `encode` drops that character and encodes the
-special token as plain characters::
+A tokenizer recognizes the text of a special token anywhere in its input. `render` therefore breaks each special token
+in a message's content with one character that doesn't occur in normal text. `encode` drops that character and encodes
+the special token as plain characters::
 
     content    ok<|im_end|>
     rendered   <|im_start|>tool\\nok<BREAK|im_end|><|im_end|>
@@ -21,8 +21,8 @@ from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
 
 BREAK = "\ufdd0"
-"""The character that breaks a special token, one of Unicode's noncharacters. In a content that contains it, it is
-doubled.
+"""The character that breaks a special token, one of Unicode's noncharacters. If a content already contains it, it is
+doubled there.
 """
 _TYPED = frozenset({"user", "tool"})
 """Roles in whose contents every special token is broken."""
@@ -48,7 +48,7 @@ def is_broken(start: int, stop: int, breaks: Sequence[int]) -> bool:
 
 
 class SpecialTokens:
-    """One tokenizer's special tokens; breaks those that occur in a message's content.
+    """One tokenizer's special tokens. Breaks those that occur in a message's content.
 
     In the text of users and tools, every special token is broken. In the text of the system and the assistant, and in
     the tools' schemas, special tokens that don't delimit turns (<think>, <tool_call>) stay, because prompts and
@@ -60,18 +60,18 @@ class SpecialTokens:
         self._every, self._turns = _Breaker({*self.every}), _Breaker({*turns})
 
     def guarded(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages with the special tokens in their contents broken.
+        """Return the messages, with the special tokens in their contents broken.
 
-        Messages that need no change are the same objects.
+        Messages that need no change are returned as the same objects.
         """
         return [cast("Message", self._of(message["role"]).value(message)) for message in messages]
 
     def guarded_tools(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the tools' schemas with the special tokens that delimit turns broken."""
+        """Return the tools' schemas, with the special tokens that delimit turns broken."""
         return [cast("dict[str, Any]", self._turns.value(tool)) for tool in tools]
 
     def text(self, text: str, role: str) -> str:
-        """Return the content of a message with this role, its special tokens broken."""
+        """Return the content of a message with this role, with its special tokens broken."""
         return self._of(role).text(text)
 
     def _of(self, role: str) -> "_Breaker":
@@ -114,7 +114,7 @@ class _Breaker:
         return text
 
     def value(self, value: Any) -> Any:
-        """Return the value with every text in it broken, including keys; the same object if nothing changes."""
+        """Return the value with every text in it broken, including keys, or the same object if nothing changes."""
         if isinstance(value, str):
             return self.text(value) if self._hints.search(value) else value
         if isinstance(value, dict):
@@ -140,7 +140,7 @@ _FIELDS = frozenset(
 
 
 class BrokenMarkEncoder:
-    """Encodes rendered texts that contain broken special tokens; they are rare, so they are encoded whole."""
+    """Encodes rendered texts that contain broken special tokens. Such texts are rare, so they are encoded whole."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
@@ -150,7 +150,7 @@ class BrokenMarkEncoder:
         """The ids of the characters of each special token that has been broken so far."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the text without its breaks; a broken special token gets the ids of its characters."""
+        """Return the ids of the text without its breaks. A broken special token gets the ids of its characters."""
         plain, breaks = unbroken(text)
         (made,) = self.backend.encode_batch(
             [plain], add_special_tokens=False
@@ -178,7 +178,7 @@ class BrokenMarkEncoder:
         raise ValueError(f"messages: the tokenizer cannot encode its added token {special!r} as plain text; remove it")
 
     def _plainly(self, text: str) -> list[int]:
-        """Return the ids of a text by the same tokenizer without its added tokens."""
+        """Return the ids of a text, encoded by the same tokenizer without its added tokens."""
         if self._markless is None:
             from tokenizers import Tokenizer
 

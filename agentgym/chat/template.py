@@ -1,4 +1,4 @@
-"""Facts about a chat template, found once: words it searches for, chats it rejects, text it writes after a turn."""
+"""Facts about a chat template, found once: words it searches for, chats it rejects, and text it writes after a turn."""
 
 import logging
 import re
@@ -17,7 +17,7 @@ _ASK = Message(role="user", content="?")
 _OPENINGS = 64
 """Maximum number of cached first prompts per tokenizer."""
 _SHOWN = "Qzx0xzQ"
-"""A content that no template contains itself."""
+"""A content that doesn't occur in any template."""
 
 
 class Renders(Protocol):
@@ -26,8 +26,8 @@ class Renders(Protocol):
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         """Return the chat as text.
 
-        Every special token in a content is broken (`SpecialTokens.guarded`), so that `encode` gives it the ids of its
-        characters.
+        Every special token in a message's content is broken (`SpecialTokens.guarded`), so that `encode` gives it the
+        ids of its characters.
 
         Args:
             messages: The messages of the chat.
@@ -39,8 +39,8 @@ class Renders(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the ids of rendered text, with nothing added.
 
-        Whole special tokens have their own ids, broken ones the ids of their characters. A lone surrogate, which UTF-8
-        can't encode, is encoded as U+FFFD.
+        A whole special token becomes its own id, a broken one the ids of its characters. A lone surrogate, which
+        UTF-8 can't encode, is encoded as U+FFFD.
 
         Args:
             text: Text that `render` returned, or a part of it.
@@ -61,9 +61,9 @@ class Opening(NamedTuple):
 
 
 class Template:
-    """Facts about one tokenizer's template and what was learned about it; facts are found by rendering test chats.
+    """Facts about one tokenizer's template, found by rendering test chats, and text learned from earlier renders.
 
-    It lives as long as its tokenizer, so it must not refer to it.
+    It lives as long as its tokenizer, so it must not refer to the tokenizer.
     """
 
     def __init__(self, tokenizer: Renders) -> None:
@@ -80,24 +80,26 @@ class Template:
             None if literals is None else getattr(tokenizer, "special_tokens", None)
         )
         self.asked = "\0"
-        """The render of one question; until it is known, a character that no render starts with."""
+        """The rendered text of one question. Until it is known, a character that no rendered text starts with."""
         self.deltas = TemplateDeltaCache(self.passes)
         self.openings: dict[Hashable, Opening] = {}
-        """First prompts by everything that they are made of, since all rollouts of a group start with the same one."""
+        """Cached first prompts, keyed by everything that they depend on, because all rollouts of a group start with the
+        same prompt.
+        """
         self._makes_arrays = _makes_arrays(type(tokenizer))
         self._wants_calls: bool | None = None
         self._ends: dict[tuple[str, str, bool], bool] = {}
         self._texts: dict[int, str] = {}
 
     def encode(self, tokenizer: Renders, text: str) -> "array[int]":
-        """Return the ids of a rendered text; a tokenizer with an `id_array` method creates them without a list."""
+        """Return the ids of a rendered text. A tokenizer with an `id_array` method creates them without a list."""
         if self._makes_arrays:
             made: array[int] = tokenizer.id_array(text)  # type: ignore[attr-defined]
             return made
         return array("q", [*tokenizer.encode(text)])
 
     def remember(self, key: Hashable, opening: Opening) -> None:
-        """Store a first prompt; if there are too many, clear the cache first."""
+        """Store a first prompt. If there are too many, clear the cache first."""
         if len(self.openings) >= _OPENINGS:
             self.openings.clear()
         self.openings[key] = opening
@@ -105,7 +107,7 @@ class Template:
     def passes(self, message: Message) -> bool:
         """Return whether a content contains no special token and no text from the template's own source.
 
-        A template can't search for anything else. Returns False if the tokenizer doesn't declare these
+        A template can't search for anything else. The result is False if the tokenizer doesn't declare these
         (`special_tokens`, `literals`).
         """
         text = message["content"]
@@ -114,7 +116,7 @@ class Template:
         return bool(self._special_tokens.text(text, message["role"]) == text)
 
     def end_text(self, tokenizer: Renders, last: int) -> str:
-        """Return the text of the id that ended a turn; each id is decoded once."""
+        """Return the text of the id that ended a turn. Each id is decoded only once."""
         text = self._texts.get(
             last
         )  # One lookup: a thread that renders a large request may clear the dict at any time.
@@ -131,7 +133,7 @@ class Template:
         return self._wants_calls
 
     def ends(self, tokenizer: Renders, end: str, reply: Message, new: Sequence[Message]) -> bool:
-        """Return whether the template writes `end` directly after a reply like this, before the answer to it.
+        """Return whether the template writes `end` directly after a reply like this one, before the answer to it.
 
         Some models end a turn with the special token of the next speaker, and may choose the wrong one.
         """
@@ -166,7 +168,7 @@ def _makes_arrays(kind: type) -> bool:
 
 
 def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template's variables.
+    """Return the variables of a template.
 
     Raises:
         ValueError: If one of them is a variable that the chat sets itself.
@@ -188,7 +190,7 @@ def template_text(given: Path | str) -> str:
     """Return a chat template: the contents of the file with that name, or the text itself.
 
     Raises:
-        ValueError: If it is neither a template's text nor a readable file.
+        ValueError: If `given` is neither a template's text nor a readable file.
     """
     if "{" in str(given):
         return str(given)
@@ -196,7 +198,7 @@ def template_text(given: Path | str) -> str:
         return Path(given).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"chat_template: {given} cannot be read ({type(error).__name__}); give a Jinja file or the template's text"
+            f"chat_template: {given} cannot be read ({type(error).__name__}); pass a Jinja file or the template's text"
         ) from None
 
 
@@ -217,7 +219,7 @@ _KEYS = frozenset(
     | {"arguments", "parameters", "id", "type", "text", "image", "image_url", "video", "audio", "properties", "items"}
     | {"required", "description", "return", "enum"}
 )
-"""Field names: a template that checks whether a message has such a field doesn't search its text."""
+"""Names of message fields. A template that checks whether a message has such a field doesn't search its text."""
 
 
 def sought_words(template: str) -> set[str]:

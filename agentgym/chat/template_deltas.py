@@ -9,8 +9,8 @@ added text is the same each time::
 The pieces and slots of one shape of turn (roles, names, whether there are calls, reasoning or tools) form a
 `MessageTemplate`. It is used only for plain contents, and only after whole-chat renders with other contents gave the
 same text. Contents with other characters, such as code and JSON, also use it if a render with such characters gave
-the same text, and if they contain nothing that the template itself is written with. All other turns are rendered
-after one question instead of the whole chat, if whole renders showed that this makes no difference. Each entry is
+the same text, and if they contain no text from the template's own source. All other turns are rendered after one
+question instead of the whole chat, if renders of whole chats showed that this makes no difference. Each entry is
 checked again on uses 1, 2, 4, 8, ..., and discarded if it is wrong. The ids used for training don't depend on the
 cache: they are the engine's actual inputs and samples. A wrong entry could only change how a message is rendered.
 """
@@ -25,29 +25,29 @@ from agentgym.types.messages import Message
 Slot = tuple[int, str]
 """A field of one of the new messages: its index and its key."""
 Render = Callable[[Sequence[Message]], str | None]
-"""A function that renders the text added for new messages; it returns None if the template rewrote earlier text."""
+"""A function that renders the text added for new messages. It returns None if the template rewrote earlier text."""
 
 Passes = Callable[[Message], bool]
 
 PLAIN = re.compile(r"[\w.,:;!?()+*/=%-](?:[\w .,:;!?()+*/=%\n-]*[\w.,:;!?()+*/=%-])?")
 """Text that no template is known to trim, escape, split or search."""
 SIGNS = re.compile(r"[\w!-~](?:[\w\t\n -~]*[\w!-~])?")
-"""Text with any visible ASCII character; neither it nor a plain text starts or ends with a space."""
+"""Text with any visible ASCII character. Neither this nor a plain text starts or ends with a space."""
 _SAMPLE = """{} 'a' "b" [c] {{{{d}}}} <e> f&g h|i j\\k #l @m $n ^o ~p `q` </r> "s": [1, {{"t": "u"}}];\n\t<v>"""
 """A text that contains each punctuation character at least once."""
 _FIELDS = ("content", "tool_call_id")
 _KNOWN = 1024
-"""Maximum number of cached shapes, since a model can invent an unlimited number of names."""
+"""Maximum number of cached shapes, because a model can invent an unlimited number of names."""
 
 
 @dataclass(slots=True)
 class MessageTemplate:
-    """The text that is added for one shape of turn; there is one more piece than slots."""
+    """The text that is added for one shape of turn. There is one more piece than there are slots."""
 
     pieces: tuple[str, ...]
     slots: tuple[Slot, ...]
     passes: Passes | None = None
-    """A predicate: whether a content that isn't plain passes through unchanged; None if only plain ones do."""
+    """Returns whether a content that isn't plain passes through unchanged; None if only plain contents do."""
 
     def fill(self, new: Sequence[Message]) -> str | None:
         """Return the added text for these messages, or None if a slot's text might not pass through unchanged."""
@@ -82,7 +82,7 @@ class KnownTemplate:
         return short(new) if filled is None and self.short else filled
 
     def check(self, new: Sequence[Message], short: Render, added: str | None) -> None:
-        """Discard what doesn't match `added`, the text from a render of the whole chat."""
+        """Discard the parts of the entry that don't match `added`, the text from a render of the whole chat."""
         if self.template and self.template.fill(new) not in (None, added):
             self.template = None
         self.short = self.short and short(new) == added
@@ -172,9 +172,9 @@ def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
 def ids_behind(
     encode: "Callable[[str], array[int]]", end: str, added: str, last: int, room: int | None = None
 ) -> "array[int]":
-    """Return the ids of the text that follows a turn's end, as they are encoded after it.
+    """Return the ids of the text that follows a turn's end, as encoded after that end.
 
-    Of a long text, only enough to fill the room is encoded, plus a margin; the rest would be dropped anyway.
+    A long text is encoded only until it fills the room, plus a margin, because the rest would be dropped anyway.
 
     Args:
         encode: Encodes a text.
@@ -195,4 +195,4 @@ def ids_behind(
 _LONG = 1 << 14
 """Number of characters that are always encoded."""
 _MARGIN = 256
-"""Number of ids that are encoded beyond the room, since near a cut they may differ from those of the whole text."""
+"""Number of ids that are encoded beyond the room, because near a cut they may differ from those of the whole text."""

@@ -53,7 +53,7 @@ def check_template(tokenizer: ChatTokenizer) -> Iterator[TemplateCheck]:
 
 
 def _checked(name: str, ask: Callable[[], str]) -> TemplateCheck:
-    """Return the check with this name; it also fails if the template rejects the chat.
+    """Run one check and return its result. The check also fails if the template rejects the chat.
 
     `ask` returns the problem, or "".
     """
@@ -71,7 +71,7 @@ def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Seque
     for n in range(2, len(messages) + 1, 2):
         after = tokenizer.render([_ASK, *messages[:n]], tools, generation=True)
         if not after.startswith(before):
-            return "the template rewrites text that it rendered earlier; each time, a new segment opens (rerender)"
+            return "the template rewrites text that it rendered earlier, so a new segment opens each time (rerender)"
         before = after
     return ""
 
@@ -113,7 +113,7 @@ def _exact(tokenizer: ChatTokenizer) -> str:
     with_body = tokenizer.encode(chat.text + body)
     if with_body[: len(opened)] != opened:
         return "the start of a turn is encoded differently after its opening than in the whole conversation"
-    # A model continues from the opening, so its text is encoded after it and not alone.
+    # A model continues from the opening, so its text is encoded after the opening and not alone.
     sampled = [*with_body[len(opened) :], *tokenizer.encode(end)]
     added = chat.extend(sampled, _SAID, [_AGAIN])
     if added is None:

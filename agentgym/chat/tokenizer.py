@@ -18,10 +18,10 @@ from agentgym.types.messages import Message
 
 
 class ChatTokenizer(Renders, Protocol):
-    """A tokenizer with a chat template and a parser for the model's output; compared by identity."""
+    """A tokenizer with a chat template and a parser for the model's output. Tokenizers are compared by identity."""
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
-        """Parse a sampled text into an assistant message; never raises.
+        """Parse a sampled text into an assistant message, without ever raising.
 
         A call that isn't valid JSON keeps the model's text as its `arguments`.
 
@@ -36,9 +36,9 @@ class HuggingFaceTokenizer:
     """A ChatTokenizer for a fast transformers tokenizer, its chat template and its response template.
 
     Args:
-        tokenizer: The transformers tokenizer; it must have a chat template.
-        response_template: The format that replies are parsed with. None uses the tokenizer's own, or else the known
-            format that the chat template writes; if there is neither, a reply is plain content.
+        tokenizer: The transformers tokenizer, which must have a chat template.
+        response_template: The format that replies are parsed with. None uses the tokenizer's own format, or else the
+            known format that the chat template writes. If there is neither, a reply is plain content.
         chat_template_kwargs: Variables of the chat template, such as {"enable_thinking": False}.
 
     Raises:
@@ -88,7 +88,7 @@ class HuggingFaceTokenizer:
         self._quick = template is HERMES and not thinks(self._prefix)
 
     def _special_tokens(self) -> SpecialTokens:
-        """Collect every added token; those marked special or rendered around a user message delimit turns."""
+        """Collect every added token. Those marked special, or rendered around a user message, delimit turns."""
         added = self.backend.get_added_tokens_decoder().values()
         frame = self.render([Message(role="user", content="")], [], generation=False)
         turns = [token.content for token in added if token.special or token.content in frame]
@@ -134,7 +134,7 @@ class HuggingFaceTokenizer:
         return self._decoder.decode(token_ids)
 
     def token_bytes(self, token_ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the bytes of each id, which may be only part of a character; unknown ids are left out."""
+        """Return the bytes of each id, which may be only part of a character. Unknown ids are left out."""
         return self._decoder.pieces(token_ids)
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
@@ -175,8 +175,8 @@ def chat_tokenizer(
         The tokenizer.
 
     Raises:
-        ValueError: If the template is neither a file nor a template's text, or can't be rendered, if a variable is
-            one that the chat sets itself, or if the model's tokenizer can't be loaded or has no chat template.
+        ValueError: If the template is neither a file nor a template's text, or can't be rendered; if a variable is
+            one that the chat sets itself; or if the model's tokenizer can't be loaded or has no chat template.
     """
     with needs_extra():
         from jinja2 import TemplateError, TemplateSyntaxError
@@ -190,7 +190,7 @@ def chat_tokenizer(
         return HuggingFaceTokenizer(tokenizer, chat_template_kwargs=template_kwargs)
     except TemplateError as error:
         line = f" in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-        raise ValueError(f"chat_template: cannot be rendered{line}: {error}; fix it or give another one") from error
+        raise ValueError(f"chat_template: cannot be rendered{line}: {error}; fix it or pass another one") from error
 
 
 def _as_set(ids: int | list[int] | None) -> frozenset[int]:

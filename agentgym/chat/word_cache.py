@@ -1,8 +1,8 @@
-"""A cache of words' token ids: byte-level BPE never merges across the end of a word.
+"""A cache of words' token ids, which works because byte-level BPE never merges across the end of a word.
 
 A byte-level tokenizer first splits a text into words with one pattern, then merges inside each word. A word therefore
 has the same ids everywhere, and most words can be looked up instead of encoded. A new word is merged by the
-tokenizer's model alone, in a sixth of the time that the whole tokenizer needs for it::
+tokenizer's model alone, in a sixth of the time that the whole tokenizer would need::
 
     "The sum of 3 and 4"    The |  sum |  of |  3 |  and |  4
 """
@@ -26,17 +26,17 @@ def _byte_of_char() -> dict[str, int]:
 
 BYTE_OF_CHAR = _byte_of_char()
 _CHARS = {byte: char for char, byte in BYTE_OF_CHAR.items()}
-"""The character that byte-level vocabularies write for each byte, and so for each ASCII character."""
+"""The character that byte-level vocabularies write for each byte, which is also the code of an ASCII character."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern of a ByteLevel pre-tokenizer without a custom pattern."""
 _USUAL = re.compile(r"[ -~\t\r\n]*")
 """Text that all regular expression engines split the same way, and that NFC normalization doesn't change."""
 _LONGEST = 1 << 17
-"""Length in characters of the longest text that is encoded word by word, since the list of its words needs memory."""
+"""Length in characters of the longest text that is encoded word by word, because the list of its words needs memory."""
 _KNOWN = 1 << 16
-"""Maximum number of cached words; when it is reached, the cache is cleared."""
+"""Maximum number of cached words. When it is reached, the cache is cleared."""
 _WORD = 64
-"""Length in characters of the longest cached word; longer ones seldom occur twice, and would fill the memory."""
+"""Length in characters of the longest cached word. Longer words seldom occur twice, and would fill the memory."""
 _PROBES = (
     "it's 12345 o'clock, said I'LL  be\t\tback\n\n  (now)   \r\n x=1;y_z+=2 [a.b]{c}  ",
     "   leading\n\n\ntrailing   \n",
@@ -76,7 +76,7 @@ class WordCache:
 
 
 class _Words(dict[str, bytes]):
-    """The raw ids of each word; a new word is merged when it is looked up."""
+    """The raw ids of each word. A new word is merged when it is looked up."""
 
     def __init__(self, merge: Callable[[str], Any]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Words(dict[str, bytes]):
 
 
 def _pattern(backend: Any) -> Any | None:
-    """Return the compiled pattern that splits a text into words, or None if the tokenizer does more than that."""
+    """Return the compiled pattern that splits a text into words, or None if the tokenizer does more than split."""
     from tokenizers import models
 
     if not isinstance(backend.model, models.BPE) or backend.model.dropout:
@@ -113,7 +113,7 @@ def _pattern(backend: Any) -> Any | None:
 
 
 def _written(cut: dict[str, Any]) -> str | None:
-    """Return the pattern of a byte-level pre-tokenizer that is alone or follows one plain split; otherwise None."""
+    """Return the pattern of a byte-level pre-tokenizer that is alone or follows one plain split, otherwise None."""
     parts = cut["pretokenizers"] if cut.get("type") == "Sequence" else [cut]
     *splits, level = parts or [{}]
     if level.get("type") != "ByteLevel" or level["add_prefix_space"] or len(splits) > 1:

@@ -19,12 +19,12 @@ class Engine(Protocol):
 
     @property
     def context_tokens(self) -> int:
-        """Most ids, prompt and completion together, in one request."""
+        """Maximum number of ids in one request, prompt and completion together."""
         ...
 
     @property
     def version(self) -> int:
-        """Policy version that new tokens are sampled under."""
+        """Policy version of tokens sampled from now on."""
         ...
 
     async def generate(
@@ -32,19 +32,19 @@ class Engine(Protocol):
     ) -> Completion:
         """Sample at most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
-        A session is one growing context: the engine reuses what earlier calls of the session computed. The sampled
+        A session is one growing context, for which the engine reuses the computation of earlier calls. The sampled
         ids depend on `token_ids`, `sampling`, `seed` and the weights, not on other requests that run at the same
         time. Cancelling the call frees its slot.
 
         A rollout passes `token_ids` as a read-only `memoryview` of format "q", eight bytes per id. NumPy and torch
-        read it without a copy. Its contents never change, so the engine may keep it; while the engine does, the
-        rollout continues in a copy. The underlying array (`token_ids.obj`) only grows. Call `list(token_ids)` if you
-        need a list, for example for JSON, for pickle or to compare with a list.
+        read it without a copy. Its contents never change, so the engine may keep a reference to it. While it does,
+        the rollout continues in a copy. The underlying array (`token_ids.obj`) only grows. Call `list(token_ids)` if
+        you need a list, for example for JSON, for pickle or to compare with a list.
 
         Args:
             token_ids: The prompt, any sequence of integers. The engine must not change it.
             session: Name of the growing context.
-            max_tokens: Most ids to sample.
+            max_tokens: Maximum number of ids to sample.
             sampling: Sampling parameters.
             seed: Seed of the sampling.
 
@@ -74,7 +74,7 @@ class Engine(Protocol):
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Return the log-probability of each id except the first, given the ids before it.
 
-        The values are those that `generate` would report.
+        These are the values that `generate` would report.
 
         Args:
             token_ids: The ids to score.
@@ -85,13 +85,13 @@ class Engine(Protocol):
 
 @runtime_checkable
 class WeightsEngine(Protocol):
-    """An engine that also accepts a whole model's weights, as training without an adapter produces them."""
+    """An engine that can also load a whole model's weights, which training without an adapter produces."""
 
     async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
         """Sample new tokens from the model with these weights. `load_adapter` restores the original weights.
 
         Args:
-            weights: Tensors by name. Weights that aren't included are the model's original ones.
+            weights: Tensors by name. Weights that aren't included have the model's original values.
             version: Policy version of tokens sampled from now on.
 
         Raises:
@@ -104,19 +104,19 @@ class WeightsEngine(Protocol):
 class SharedEngine(Protocol):
     """An engine on servers that several clients share: one client pushes a policy, and every client pulls it.
 
-    `load_adapter` of such an engine is `hold`, `push` and `pull` by one client.
+    For a single client, `load_adapter` does all three steps: `hold`, `push` and `pull`.
     """
 
     async def hold(self) -> None:
-        """Send no requests until `pull`, if a push changes the weights that all clients' requests are sampled from.
+        """Send no requests until `pull`, if a push replaces the weights that all clients sample from.
 
-        Requests in flight are aborted. Their sampled tokens are kept, and their turns continue afterward. It does
-        nothing if each policy has a separate name on the servers.
+        Requests in flight are aborted. Their sampled tokens are kept, and their turns continue after the pull. If
+        each policy has a separate name on the servers, this method does nothing.
         """
         ...
 
     async def push(self, given: Adapter | ModelWeights | None, *, version: int) -> Any:
-        """Upload a policy to the servers; no client samples from it yet.
+        """Upload a policy to the servers without sampling from it yet.
 
         Policies older than the current one are unloaded, so every client must already have pulled the current one.
 

@@ -9,7 +9,10 @@ from agentgym.config_fields import Name, Positive, config
 
 @config(frozen=True, kw_only=True)
 class CustomEngineConfig:
-    """Names an engine class, which is called with the run's model. If it is an async context manager, it is entered."""
+    """Configuration of a user-defined engine, whose class is called with the run's model.
+
+    If the engine is an async context manager, the run enters it.
+    """
 
     name: Name
     """The class, as "package.module:Class"."""

@@ -1,4 +1,4 @@
-"""Digests of everything besides its name that determines a model's output: weights, adapter and chat template."""
+"""Digests of everything that determines a model's output, apart from its name: weights, adapter and chat template."""
 
 import asyncio
 import hashlib
@@ -16,8 +16,8 @@ from agentgym.types.weights import Adapter, ModelWeights
 KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors", ".bin", ".pt")
 """Suffixes of a model's files."""
 WHOLE = 1 << 26
-"""Largest file, in bytes, that is read whole. Of larger files, only the size, the beginning and PIECES samples are
-read.
+"""Largest file, in bytes, that is read completely. For a larger file, only its size, its beginning and PIECES samples
+of it are read.
 """
 BEGIN, PIECES, PIECE = 1 << 16, 64, 1 << 12
 VALUES = 1 << 14
@@ -27,7 +27,7 @@ VALUES = 1 << 14
 def model_files(model: str | Path) -> str:
     """Return a digest of a model's or adapter's files, or "" for a hub name that isn't in the local cache.
 
-    It reads files, so call it in a thread.
+    This function reads files, so call it in a thread.
     """
     folder = _folder(find_model(model))
     if folder is None:
@@ -42,7 +42,7 @@ def model_files(model: str | Path) -> str:
 
 
 def _folder(model: str | Path) -> Path | None:
-    """Return a model's folder, for a hub name the one in the hub's cache, or None if there is none."""
+    """Return a model's folder, or None if there is none. For a hub name, it is the folder in the hub's cache."""
     if os.path.isdir(model):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         return Path(model)
     try:
@@ -68,7 +68,7 @@ def _parts(path: Path) -> Iterator[bytes]:
 
 
 def digest_of(given: Adapter | ModelWeights | None) -> str:
-    """Return a digest of an adapter or of weights, or "" for None. It samples the values of each tensor."""
+    """Return a digest of an adapter or of weights, or "" for None. Only a sample of each tensor's values is read."""
     if given is None:
         return ""
     found = hashlib.sha256()
@@ -79,7 +79,7 @@ def digest_of(given: Adapter | ModelWeights | None) -> str:
 
 
 def weights_digest(model: Any) -> str:
-    """Return a digest of a torch model's weights as they are loaded."""
+    """Return a digest of a torch model's current weights."""
     found = hashlib.sha256()
     _add(found, dict(model.named_parameters()))
     return found.hexdigest()[:16]
@@ -104,14 +104,14 @@ def chat_digest(tokenizer: Any) -> str:
 
 
 async def fingerprint(engine: Any) -> dict[str, str]:
-    """Return digests of what determines an open engine's output, by component. Unknown components are left out.
+    """Return a digest of each component that determines an open engine's output. Unknown components are left out.
 
     A custom engine may define an async method `fingerprint` that returns such a dict. Without one, the engine's
     policy version is used.
     """
     if callable(own := getattr(engine, "fingerprint", None)):
         return dict(await own())
-    if callable(policy := getattr(engine, "current_policy", None)):  # on servers
+    if callable(policy := getattr(engine, "current_policy", None)):  # The engine samples on servers.
         files = await asyncio.to_thread(model_files, engine.model_name)
         known = {"files": files} if files else {}
         return known | {"adapter": policy().digest, "chat": chat_digest(engine.tokenizer)}

@@ -9,14 +9,16 @@ from typing import NamedTuple, cast
 from agentgym.errors import WireError
 
 _HEAD_LIMIT = 1 << 16
-"""Most bytes of a response's status line and headers, of a chunk's size line, and of a trailer."""
+"""Maximum number of bytes in a response's status line and headers, in a chunk's size line, and in a trailer line."""
 _JOINED = 1 << 20
-"""Largest request, in bytes, whose parts are joined: a single write is cheaper than several."""
+"""Largest request, in bytes, whose parts are joined into one write, which is cheaper than several writes."""
 _LINES = 256
-"""Number of cached status lines, and of cached header lines: a server sends the same few with every response."""
+"""Maximum number of cached status lines, and of cached header lines. A server sends the same few with every
+response.
+"""
 
 _ONCE = ("content-length", "transfer-encoding")
-"""Headers that determine the body's length. Two different values of one would be ambiguous."""
+"""Headers that determine the body's length. A response with two different values for one of them is ambiguous."""
 _CODINGS = ("transfer-encoding", "content-encoding")
 """Headers that determine how the body is encoded."""
 _DIGITS = {10: frozenset("0123456789"), 16: frozenset("0123456789abcdefABCDEF")}
@@ -41,7 +43,7 @@ class HttpLink(asyncio.Protocol):
         self._loop = loop
         self._transport: asyncio.Transport
         self._answer: asyncio.Future[RawAnswer] | None = None
-        """The future of the response that is pending."""
+        """Future of the pending response."""
         self._held = bytearray()
         """Received bytes that aren't parsed yet."""
         self._read: Callable[[], bool] = self._read_head
@@ -65,7 +67,7 @@ class HttpLink(asyncio.Protocol):
     def ask(self, *parts: bytes | bytearray) -> asyncio.Future[RawAnswer]:
         """Send a request that consists of these parts, and return a future of its response.
 
-        The parts may be changed afterward.
+        The caller may change the parts afterward.
         """
         answer = self._loop.create_future()
         if not self.usable:

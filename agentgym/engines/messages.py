@@ -42,7 +42,8 @@ class Usage:
         """Return the nonzero counts under the names that a rollout's metrics use.
 
         Args:
-            model: The model role, which gets its tokens and cost only; "" for the policy, which gets every count.
+            model: The model role, for which only tokens and cost are returned; "" for the policy, for which all
+                counts are.
         """
         if not model:
             return {f"usage/{f.name}": float(value) for f in fields(self) if (value := getattr(self, f.name))}
@@ -81,7 +82,7 @@ class MessageEngine(Protocol):
             messages: The conversation so far.
             tools: JSON descriptions of the tools that the model may call.
             session: Name of the conversation.
-            max_tokens: Most tokens of the reply.
+            max_tokens: Maximum number of tokens in the reply.
             sampling: Sampling parameters.
             seed: Seed of the sampling.
 
@@ -92,7 +93,7 @@ class MessageEngine(Protocol):
 
 
 def refuse_in_training(engine: object) -> None:
-    """Raise ValueError if the engine works on messages: without ids and log-probabilities nothing can be trained."""
+    """Raise ValueError if the engine works on messages, because training needs token ids and log-probabilities."""
     if isinstance(engine, MessageEngine):
         raise ValueError(
             f"engine: {type(engine).__name__} returns neither token ids nor log-probabilities, so it is only for "
@@ -108,9 +109,9 @@ def open_chat(engine: Engine, tools: Sequence[dict[str, Any]], messages: Sequenc
 
 
 def counted(reply: MessageCompletion) -> Completion:
-    """Return a completion of placeholder ids that have the reply's length.
+    """Return a completion with placeholder ids, as many as the reply has tokens.
 
-    There is one id for each token of the reply that later prompts contain (reasoning isn't), and at least one.
+    Reasoning tokens don't count, because later prompts don't contain them. There is at least one id.
     """
     tokens = max(1, reply.usage.completion_tokens - reply.usage.reasoning_tokens)
     return Completion(

@@ -147,7 +147,7 @@ class Scripted:
         replies: A list of replies, or a function from the text so far to a reply.
         tokenizer: The chat tokenizer; None for a `ByteTokenizer`.
         end: Text of the tokenizer's stop token.
-        context_tokens: Most ids in a request.
+        context_tokens: Maximum number of ids in a request.
         model_name: Distinguishes this engine from other models in caches that are keyed by model, such as a judge's.
             Change it with the script.
     """
@@ -224,7 +224,7 @@ class Scripted:
 
 
 class Seeing:
-    """Passes messages, which may contain images, to a scripted engine, as `ag.Endpoint` passes them to its server.
+    """Wraps a scripted engine so that it takes messages, which may contain images, as `ag.Endpoint` does.
 
     A reply function sees a placeholder for each image: `[image/png, 12 kB]`.
     """

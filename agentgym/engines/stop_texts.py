@@ -9,19 +9,21 @@ from agentgym.types.arrays import Ints
 from agentgym.types.completion import FinishReason, Sampling
 
 _PENDING = 8
-"""Most ids that one character may take. No tokenizer needs more than four, one for each of its bytes."""
+"""Maximum number of ids that form one character. No tokenizer needs more than four, one for each byte of the
+character.
+"""
 
 
 @dataclass(slots=True)
 class StopTexts:
-    """Detects a text of `Sampling.stop` as soon as a turn has sampled all of it.
+    """Detects a stop text (`Sampling.stop`) as soon as a turn contains all of it.
 
     An instance reads one turn, id by id. The cost per id doesn't grow with the turn: only the unread ids are decoded,
     after the ids that were read just before them::
 
         ids     a  b  c  d  e  f     f is new, and e may be a part of the same character
-        before        c  d           read, and decoded again: some tokenizers decode the first id in another way
-        now           c  d  e  f     what follows the text of `before` is new
+        before        c  d           already read, but decoded again: some tokenizers decode the first id differently
+        now           c  d  e  f     the text after that of `before` is new
 
     A stop text that is a special token (<|im_end|>) works like any other stop token and isn't part of the message.
     """
@@ -54,7 +56,7 @@ class StopTexts:
 
     @classmethod
     def plain(cls, tokenizer: ChatTokenizer, sampling: Sampling) -> Sampling:
-        """Return `sampling` without the stop texts that are special tokens, for engines that take those as ids."""
+        """Return `sampling` without the stop texts that are special tokens, for engines that receive those as ids."""
         if not cls.special_tokens(tokenizer, sampling):
             return sampling
         known: Mapping[str, int] = tokenizer.special_token_ids  # type: ignore[attr-defined]  # `special_tokens` has found one
@@ -67,7 +69,7 @@ class StopTexts:
         text = self._text + self._new(ids)
         if not text.endswith("\ufffd"):
             self._keep(text, len(ids))
-        elif len(ids) - self._read > _PENDING:  # The bytes aren't a character.
+        elif len(ids) - self._read > _PENDING:  # These bytes don't form a character.
             self._keep(self._text + self._new(ids[: -_PENDING // 2]), len(ids) - _PENDING // 2)
         return "stop_text" if any(stop in text for stop in self.texts) else None
 

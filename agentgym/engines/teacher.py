@@ -1,8 +1,8 @@
 """On-policy distillation: the likelihood that a teacher assigns to each token that a student sampled.
 
 A token's advantage is the teacher's log-probability minus the student's, both at the sampling temperature. Its mean
-over the student's samples is the negative divergence between the two, so the policy gradient minimizes
-KL(student || teacher) along the student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
+over the student's samples is -KL(student || teacher), so the policy gradient minimizes this divergence along the
+student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
 """
 
 import asyncio
@@ -40,7 +40,7 @@ async def teacher_advantages(
         teacher: The engine that scores the segments.
         student: The engine that sampled them. Only its tokenizer is used.
         sampling: Sampling parameters of the rollouts.
-        concurrency: Most segments that are scored at the same time.
+        concurrency: Maximum number of segments that are scored at the same time.
 
     Raises:
         ValueError: If the teacher's tokenizer decodes the ids to different text than the student's, if the teacher's
@@ -74,7 +74,7 @@ async def _advantages(segment: Segment, teacher: Engine, sampling: Sampling) -> 
     scores = np.concatenate([[0.0], np.asarray(await teacher.score(ids, sampling=sampling), np.float64)])
     if len(scores) != len(ids) or not np.isfinite(scores).all():
         raise ValueError(
-            f"teacher: for {len(ids)} ids its engine returned {len(scores) - 1} scores, or scores that are not finite; "
+            f"teacher: its engine returned {len(scores) - 1} scores for {len(ids)} ids, or scores that are not finite; "
             "it must return one finite log-probability for each id but the first"
         )
     return np.where(segment.sampled, scores - segment.logprobs, 0.0).astype(np.float32)

@@ -13,7 +13,8 @@ def bytes_by_model(policy: Engine, models: Mapping[str, Engine]) -> Callable[[st
     If a tokenizer has no `token_bytes` method, each id is decoded alone. The result is {} for an engine that works on
     messages, whose ids are meaningless, and for an unknown model role.
     """
-    return bytes_of(tokenizers_of(policy, models))  # Looked up now: rollouts are still stored after closing.
+    # The tokenizers are looked up here, because rollouts are still stored after the engines close.
+    return bytes_of(tokenizers_of(policy, models))
 
 
 def tokenizers_of(policy: Engine, models: Mapping[str, Engine]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Judges: a model role applies a rubric and fills in a pydantic model."""
+"""Judges: model roles that apply a rubric and return a pydantic model."""
 
 import asyncio
 import hashlib
@@ -34,7 +34,7 @@ _places = WeakKeyDictionary()
 
 
 class AnswerCache:
-    """Stores one response per question in a SQLite file. The methods block, so call them in threads.
+    """Stores one response per question in a SQLite file. Its methods block, so call them in threads.
 
     Raises:
         ValueError: From each method, if the file can't be read or written. The message names it.
@@ -62,7 +62,7 @@ class AnswerCache:
             _say_not_kept(self.path, why)
 
     def drop(self, question: str, answer: str) -> None:
-        """Delete this response. A different response to the same question stays."""
+        """Delete this response. If the question has a different response, that one stays."""
         self._do("DELETE FROM answers WHERE question = ? AND answer = ?", question, answer)
 
     def _do(self, sql: str, *values: str) -> list[Any]:
@@ -91,37 +91,37 @@ class Judge(Generic[AnswerT]):
 
     One object serves all rollouts of a process. With a `cache`, responses are stored on disk and reused if the model
     and its version, the rubric, the messages, the response's schema, the sampling settings and `version` are all the
-    same. If an engine doesn't report its model's name, such as a `Scripted` without `model_name`, its responses
+    same. The responses of an engine that doesn't report its model's name, such as a `Scripted` without `model_name`,
     aren't cached, and a warning is logged once.
     """
 
     rubric: Text
-    """The system prompt: what to look at, and what each score means."""
+    """The system prompt: what to judge, and what each score means."""
     response: type[AnswerT]
-    """A pydantic model, whose fields and their descriptions define what the model has to fill in."""
+    """A pydantic model whose fields, with their descriptions, the judge has to fill in."""
     cache: Folder | None = None
     """The cache file, which several processes may share; None for no cache."""
     version: str = ""
     """Part of the cache key. Change it if the model has changed under the same name."""
     concurrency: Positive = 16
-    """Most queries in flight, over all rollouts of this process."""
+    """Maximum number of queries in flight, over all rollouts of this process."""
     calls: Positive | None = None
-    """Most queries to this model per rollout, including retries; None for no limit."""
+    """Maximum number of queries to this model per rollout, including retries; None for no limit."""
     retries: Count = 2
-    """Most retries if the engine fails or the response doesn't fit the schema."""
+    """Maximum number of retries if the engine fails or the response doesn't fit the schema."""
     max_tokens: Positive = 1024
-    """Most tokens of a response."""
+    """Maximum number of tokens in a response."""
     temperature: NotNegative = 0.0
     """Sampling temperature; 0 is greedy."""
     timeout_s: Above0 = 120.0
-    """Most seconds per question, including its retries, but not the wait for other questions."""
+    """Maximum number of seconds per question, including its retries, but not the wait for other questions."""
 
     def __post_init__(self) -> None:
         if self.cache is not None:
             object.__setattr__(self, "cache", whole_path(self.cache))
 
     async def ask(self, model: Model, messages: str | Sequence[Message]) -> AnswerT:
-        """Return the model's verdict on these messages according to the rubric, from the cache if it is there.
+        """Return the model's verdict on these messages according to the rubric, from the cache if possible.
 
         The rollout's time limits are suspended meanwhile. Its metrics count the model's calls, tokens and seconds,
         and the cached responses.
@@ -131,9 +131,9 @@ class Judge(Generic[AnswerT]):
             messages: The messages to judge, or a text that is sent as one user message.
 
         Raises:
-            EngineError: If the model fails, or gives no valid response after all retries.
-            ModelLimitError: If the question is too long, or the rollout has used up its `calls`. In that
-                case, a reward is 0.0.
+            EngineError: If the model fails, or returns no valid response after all retries.
+            ModelLimitError: If the question is too long, or the rollout has used up its `calls`. If a reward function
+                doesn't catch it, the reward is 0.0.
         """
         said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
         asked = [Message(role="system", content=self.rubric), *said]

@@ -1,4 +1,4 @@
-"""A rollout's model roles, the models besides its policy: queries them, and counts calls, tokens and time."""
+"""A rollout's model roles, which are models other than its policy: queries them, and counts calls, tokens and time."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
     """Return the models as a dict.
 
     Raises:
-        TypeError: If it isn't a mapping, or a value isn't an engine. The message names the entry.
+        TypeError: If `models` isn't a mapping, or a value isn't an engine. The message names the entry.
         ValueError: If a name is invalid.
     """
     if models is None:
@@ -51,7 +51,7 @@ def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
 
 
 def unasked(names: Iterable[str], played: Sequence[Rollout], envs: Iterable[type[Env[Any]]]) -> list[str]:
-    """Return a sentence for each model role that no rollout has queried, since its name may be misspelled."""
+    """Return a sentence for each model role that no rollout has queried, because its name may be misspelled."""
     asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
     asked |= {segment.model for rollout in played for segment in rollout.segments}
     known = {name for env in envs for name in env.fallback_models}
@@ -65,7 +65,7 @@ def unasked(names: Iterable[str], played: Sequence[Rollout], envs: Iterable[type
 class ModelRoles:
     """The model roles of one rollout: `models("judge")` returns the model of that role, which is created once.
 
-    A role that wasn't given a model uses the one in `fallback_models`.
+    A role for which the run names no model uses the one in `fallback_models`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ModelRoles:
         """Return the engine of a role.
 
         Raises:
-            EnvError: If there is none. The message lists the roles and tells how to set one.
+            EnvError: If the role has no engine. The message lists the roles and explains how to set one.
         """
         if name in self.engines:
             return self.engines[name]
@@ -101,7 +101,7 @@ class ModelRoles:
         """Return the model of a role.
 
         Raises:
-            EnvError: If there is none.
+            EnvError: If the role has no engine.
         """
         engine = self.engine(name)
         if name not in self._models:
@@ -117,7 +117,7 @@ class ModelRoles:
         return {name: model.calls for name, model in self._models.items()}
 
     def rewind(self, calls: Mapping[str, int]) -> None:
-        """Reset the counters to an earlier `calls`, so that the calls after it get the same seeds again."""
+        """Reset the counters to the result of an earlier `calls`, so that later calls get the same seeds again."""
         for name, model in self._models.items():
             model.calls = calls.get(name, 0)
 
@@ -134,7 +134,7 @@ async def release_each(sessions: Iterable[tuple[Engine, str]]) -> None:
     """Release every session of these engines, even if releasing one of them fails.
 
     Raises:
-        EngineError: If a release failed; the last such error.
+        EngineError: The last error, if a release failed.
         CancelledError: If a release was cancelled. It takes precedence.
     """
     failed: BaseException | None = None
@@ -149,7 +149,7 @@ async def release_each(sessions: Iterable[tuple[Engine, str]]) -> None:
 
 
 def kept(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages in their stored form.
+    """Return the messages in the form in which they are stored.
 
     Raises:
         ValueError: If a part of a message is invalid. The message names it.
@@ -168,7 +168,7 @@ def _how(name: str) -> str:
 
 @cache
 def _warn_of_fallback(owner: str, name: str) -> None:
-    """Log a warning, once per process."""
+    """Log a warning that the role has no model and uses the env's fallback model, once per process."""
     log.warning("%s: no model %r was given, so the env's own fallback model is used. %s", owner, name, _how(name))
 
 
@@ -216,7 +216,7 @@ class AskedModel(Model):
             except TimeoutError as error:
                 if not limit.expired():
                     raise
-                raise EngineError(f"model {self.name!r}: no response within {timeout_s:g} s, its timeout_s") from error
+                raise EngineError(f"model {self.name!r}: no response within {timeout_s:g} s (timeout_s)") from error
             finally:
                 self.count("seconds", loop.time() - start)
 
@@ -291,7 +291,7 @@ class AskedModel(Model):
         return str(done.message["content"])
 
     async def _completed(self, asked: Callable[[str, int], Awaitable[DoneT]]) -> DoneT:
-        """Return the engine's completion, generated in a session without other calls in flight, and with a new seed."""
+        """Generate a completion in a session that has no other call in flight, with a new seed, and return it."""
         seed = seed_for("question", self._seed, self._session, self.calls)
         self.calls += 1
         self.count("calls")

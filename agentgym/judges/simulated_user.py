@@ -12,19 +12,20 @@ from agentgym.types.rollout import StopReason
 from agentgym.types.task import StepResult
 
 STOP = "###STOP###"
-"""What a user writes to end the conversation."""
+"""The text that a user writes to end the conversation."""
 
 
 class SimulatedUser:
     """A user played by a model.
 
-    The model gets a description of the user, reads the agent's messages and replies until it ends the conversation. For
-    the model the roles are swapped: its own messages are the assistant's, and the agent's are the user's.
+    The model gets a description of the user, reads the agent's messages, and replies until it ends the conversation.
+    For this model, the roles are swapped: its own messages have the role "assistant", and the agent's have the role
+    "user".
 
     Args:
         model: The model that plays the user.
         system: The system prompt: who the user is, and how to end the conversation.
-        max_tokens: Most tokens of one reply.
+        max_tokens: Maximum number of tokens in one reply.
         temperature: Sampling temperature of the replies.
     """
 
@@ -42,7 +43,7 @@ class SimulatedUser:
             said: The agent's message.
 
         Returns:
-            The reply, or if the user stops, the text before the stop word, which may be "".
+            The reply. If the user stops, it is the text before the stop word, which may be "".
         """
         self.messages.append(Message(role="user", content=said))
         text = await self.model.ask(self.messages, max_tokens=self.max_tokens, temperature=self.temperature)
@@ -62,9 +63,9 @@ class UserEnv(ToolEnv[TaskT]):
     user_model: ClassVar[str] = "user"
     """Name of the model role that plays the user."""
     greeting: ClassVar[str] = "Hello! How can I help you?"
-    """The message that the agent supposedly sent before the user's first one."""
+    """The message to which the user's first message is a reply, as if the agent had sent it."""
     user_max_tokens: ClassVar[int] = 512
-    """Most tokens of one message of the user."""
+    """Maximum number of tokens in one message of the user."""
     user_temperature: ClassVar[float] = 0.0
     """Sampling temperature of the user's messages."""
 
@@ -76,7 +77,7 @@ class UserEnv(ToolEnv[TaskT]):
     async def user_system(self) -> str:
         """Return a description of the user: who they are, what they want and what they know.
 
-        Instructions for ending the conversation are added to it.
+        Instructions for ending the conversation are added to the description.
         """
         raise NotImplementedError(
             f"{type(self).__name__}.user_system(): must be implemented; return a description of the user"
@@ -120,7 +121,7 @@ _MANNER = (
 
 
 def _with_first_words(messages: Sequence[Message], said: str) -> list[Message]:
-    """Add the user's first message, merged into a preceding user message: templates don't allow two in a row."""
+    """Add the user's first message, merged into a preceding user message, since templates reject two in a row."""
     if messages and messages[-1]["role"] == "user":
         return [*messages[:-1], Message(role="user", content=joined([messages[-1]["content"], said], "\n\n"))]
     return [*messages, Message(role="user", content=said)]

@@ -1,4 +1,4 @@
-"""Responses in a pydantic model: the instructions for them, and their parsing."""
+"""Responses as pydantic models: instructions that request them, and their parsing."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ _UNSOUND = f"numbers must be finite, text must have no lone surrogates, and nest
 def asking_for(response: type[BaseModel], messages: Sequence[Message]) -> list[Message]:
     """Return the messages with the response's schema at the end.
 
-    It is appended to the last message if that is the user's, else it is a new user message.
+    The schema is appended to the last message if that is a user message. Otherwise it becomes a new user message.
     """
     ask = _ASK.format(schema=json.dumps(response.model_json_schema(), ensure_ascii=False))
     if messages and messages[-1]["role"] == "user":
@@ -29,10 +29,10 @@ def asking_for(response: type[BaseModel], messages: Sequence[Message]) -> list[M
 def read_answer(text: str, response: type[AnswerT]) -> tuple[str, AnswerT]:
     """Return the last JSON object in the text that fits the schema, as text and as a model.
 
-    The text may contain other things, since models think aloud and put fences around code.
+    The text may also contain anything else, because models think aloud and put fences around code.
 
     Raises:
-        ValueError: If there is none. The message tells what is wrong with the last object.
+        ValueError: If no object fits. The message explains what is wrong with the last object.
     """
     wrong = "there is no JSON object in the answer"
     found: tuple[str, AnswerT] | None = None

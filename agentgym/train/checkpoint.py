@@ -3,7 +3,7 @@
 ::
 
     step-000020/state.pt        tensors and plain values; torch reads it without running code
-    step-000020/rank-0/ ..      if a whole model is trained: the parts of all ranks, see `agentgym.train.snapshot`
+    step-000020/rank-0/ ..      if a whole model is trained: all ranks' parts (see `agentgym.train.snapshot`)
     step-000020/manifest.json   {"step": 20, "files": {"state.pt": {"bytes": 123456, "sha256": "..."}}}
     .step-000030-x1y2           a checkpoint whose process died while writing it; the next write removes it
 """
@@ -41,7 +41,7 @@ class Checkpoint:
     """The saved state from which a run resumes."""
 
     step: int
-    """Number of finished steps when it was written."""
+    """Number of finished steps when the checkpoint was written."""
     state: dict[str, Any]
     folder: Path
     """Folder of the checkpoint."""
@@ -55,9 +55,10 @@ def write_checkpoint(
     keep: int,
     fill: Callable[[Path], Sums] | None = None,
 ) -> None:
-    """Write a checkpoint, which is on disk on return. A process that dies while writing harms no other checkpoint.
+    """Write a checkpoint, which is on disk when this function returns.
 
-    Checkpoints of later steps belong to a run that was cut back, and are removed.
+    If the process dies while writing, no other checkpoint is harmed. Checkpoints of later steps, which belong to a
+    run that was cut back, are removed.
 
     Args:
         folder: Folder of the checkpoints; created if its parent exists.
@@ -99,7 +100,9 @@ def write_step(folder: Path, step: int, files: Mapping[str, bytes], fill: Callab
 
 
 def last_checkpoint(folder: Path) -> Checkpoint:
-    """Load the last complete checkpoint, and warn about each later one, which is never loaded.
+    """Load the last complete checkpoint, and warn about each later one.
+
+    An incomplete checkpoint is never loaded.
 
     Raises:
         ValueError: If no checkpoint is complete.
@@ -118,7 +121,7 @@ def load_state(path: Path) -> dict[str, Any]:
     """Return the state in one step's folder.
 
     Raises:
-        ValueError: If a file has changed since it was written or can't be read; the message explains it.
+        ValueError: If a file has changed since it was written, or can't be read. The message explains what is wrong.
     """
     import torch
 
@@ -129,12 +132,12 @@ def load_state(path: Path) -> dict[str, Any]:
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, *DAMAGE) as error:
         raise ValueError(f"its {STATE} cannot be read ({type(error).__name__})") from error
     if not isinstance(state, dict):
-        raise ValueError(f"its {STATE} must hold a dict, got {type(state).__name__}")
+        raise ValueError(f"its {STATE} must contain a dict, got {type(state).__name__}")
     return state
 
 
 def check_step(path: Path) -> None:
-    """Raise ValueError, which says what is wrong, if a file of a step is unreadable or changed since it was written."""
+    """Raise ValueError if a file of a step can't be read or has changed since it was written."""
     try:
         manifest = read_json(path / _MANIFEST, within=path)
         sums = {str(name): (int(said["bytes"]), str(said["sha256"])) for name, said in manifest["files"].items()}
@@ -183,7 +186,7 @@ def _steps(folder: Path) -> dict[int, Path]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file, which is on disk on return."""
+    """Write a file, and flush it to disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -191,7 +194,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Flush the folder's entries to disk; only then is a rename safe."""
+    """Flush the folder's entries to disk. Only then is a rename safe."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

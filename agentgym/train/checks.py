@@ -15,12 +15,14 @@ from agentgym.types.arrays import Floats
 from agentgym.types.sample import Sample, SampleKey
 
 ABOVE_0 = 1e-3
-"""Nats by which an engine's rounding may put the log-probability of a certain token above 0."""
+"""Tolerance, in nats, for a log-probability above 0, which an engine's rounding may cause for a nearly certain
+token.
+"""
 _LOG = logging.getLogger("agentgym.train")
 FULL_LR = 1e-4
 """Learning rate above which training all weights of a large model usually breaks it."""
 ADAPTER_LR = 1e-3
-"""Learning rate above which an adapter usually makes a large model forget what it knew."""
+"""Learning rate above which an adapter usually makes a large model forget its knowledge."""
 LARGE = 50_000_000
 """Number of weights above which a model counts as large here."""
 
@@ -59,7 +61,7 @@ class ModelLimits:
                 )
             if not np.isfinite(np.where(sample.loss_mask, sample.logprobs, 0.0)).all():
                 raise ValueError(
-                    f"{named} has a log-probability that is not finite; pass the engine's for each sampled token"
+                    f"{named} has a log-probability that is not finite; pass the engine's value for each sampled token"
                 )
             if not np.isfinite(np.where(sample.loss_mask, sample.advantages, 0.0)).all():
                 raise ValueError(f"{named} has an advantage that is not finite; pass a number for each trained token")
@@ -71,15 +73,16 @@ class ModelLimits:
 
 
 class TrainedOnce:
-    """Positions in the task order of the groups that were trained on, so that none is trained on again."""
+    """Records the groups that were trained on, by task order and position, so none is trained on twice."""
 
     def __init__(self) -> None:
         self._ranges: dict[str, list[list[int]]] = {}
-        """For each task order, ascending ranges: first position, and one past the last. Groups arrive nearly in
-        order."""
+        """For each task order, ascending ranges as pairs of the first position and one past the last. Groups arrive
+        nearly in order, so there are few ranges.
+        """
 
     def refuse(self, samples: Sequence[Sample]) -> None:
-        """Raise ValueError, naming the group, if a `SampleBatch` has a group whose position was trained on before."""
+        """Raise ValueError, naming the group, if a `SampleBatch` has a group that was trained on before."""
         for (order, number), group in _places(samples).items():
             if self._has(order, number):
                 raise ValueError(
@@ -108,7 +111,7 @@ class TrainedOnce:
 
 
 def _join(ranges: list[list[int]], number: int) -> None:
-    """Add the number to the ranges, and join ranges that then touch."""
+    """Add the number to the ranges, and join ranges that become adjacent."""
     at = bisect([first for first, _ in ranges], number)
     if at and ranges[at - 1][1] == number:
         ranges[at - 1][1] += 1

@@ -28,26 +28,31 @@ class TrainConfig:
     """
 
     method: Literal["lora", "full"] = "lora"
-    """Trained weights: lora trains an adapter on top of the frozen model, full trains every weight of the language
-    model."""
+    """Weights to train: lora trains an adapter on top of the frozen model, full trains every weight of the language
+    model.
+    """
     lr: NotNegative | None = None
-    """Peak learning rate of AdamW, reached after the warm-up. None picks it by model: 2e-3 for the tiny models that
-    come with the library, otherwise 1e-4 with method lora and 1e-6 with method full."""
+    """Peak learning rate of AdamW, reached after the warm-up. If None, it depends on the model: 2e-3 for the tiny
+    models that come with the library, otherwise 1e-4 with method lora and 1e-6 with method full.
+    """
     lora_rank: Positive = 16
     """Rank of the LoRA adapter."""
     lora_alpha: Positive = 32
-    """Scale of the LoRA adapter: its output is multiplied by lora_alpha / lora_rank, or by lora_alpha / sqrt(lora_rank)
-    with rslora."""
+    """Scale of the LoRA adapter: its output is multiplied by lora_alpha / lora_rank, or with rslora by lora_alpha /
+    sqrt(lora_rank).
+    """
     lora_targets: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = ("all-linear",)
     """Names of the linear layers that get an adapter, such as q_proj. all-linear means every linear layer of the
     decoder except expert routers and projections whose weight a state-space kernel reads directly; the output layer
     never gets an adapter. experts means expert weights that are stored as one stacked tensor."""
     rslora: bool = False
-    """Scale the adapter by lora_alpha / sqrt(lora_rank) instead of lora_alpha / lora_rank, so that a higher rank
-    doesn't learn more slowly."""
+    """Whether to scale the adapter by lora_alpha / sqrt(lora_rank) instead of lora_alpha / lora_rank, so that a higher
+    rank doesn't learn more slowly.
+    """
     dora: bool = False
-    """Train a DoRA adapter, which learns the length of each weight row separately. Only the embedded engine can sample
-    from it."""
+    """Whether to train a DoRA adapter, which learns the length of each weight row separately. Only the embedded engine
+    can sample from it.
+    """
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.95)
     """Decay rates of AdamW's running means of the gradient and of the squared gradient."""
     weight_decay: NotNegative = 0.0
@@ -65,57 +70,65 @@ class TrainConfig:
     ratio; gspo clips the mean ratio of each segment; gspo_rollout clips the mean ratio of each rollout, at the cost of
     one extra forward pass; sft is the cross-entropy of demonstrations."""
     clip_eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Lower clip range: a token's probability ratio is clipped at 1 - clip_eps_low, and the loss doesn't push it
-    further down."""
+    """Lower clip range: a token's probability ratio is clipped at 1 - clip_eps_low, below which the loss doesn't push
+    it further down.
+    """
     clip_eps_high: NotNegative = 0.2
-    """Upper clip range: a token's probability ratio is clipped at 1 + clip_eps_high, and the loss doesn't push it
-    further up."""
+    """Upper clip range: a token's probability ratio is clipped at 1 + clip_eps_high, above which the loss doesn't push
+    it further up.
+    """
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Upper bound on the probability ratio of tokens with a negative advantage (dual-clip PPO), above 1. None sets no
     bound."""
     kl_coef: NotNegative = 0.0
-    """Weight of the KL divergence from the model as it was before training. 0 turns it off. Above 0 it costs one extra
-    forward pass and, with method full, the memory of a second, frozen copy of the model."""
+    """Weight of the KL divergence from the model as it was before training. 0 turns it off. A value above 0 costs one
+    extra forward pass and, with method full, the memory of a second, frozen copy of the model.
+    """
     kl_estimator: Divergence = "k3"
     """Estimator of the KL divergence, if kl_coef is above 0: k1 and k2 have the gradient of the divergence, k3 is the
     estimator of GRPO."""
     importance_sampling: ImportanceSampling = "none"
     """Importance weight of tokens that another policy sampled. It replaces the clipped ratio, or multiplies it if
-    old_logprobs is trainer. none applies no correction; token and sequence truncate the ratio of the token or of its
-    segment at is_cap; token_mask and sequence_mask set the weight to 0 if that ratio is outside 1/is_cap..is_cap;
-    geometric_mask does so if the segment's mean ratio is outside."""
+    old_logprobs is trainer. none applies no correction. token and sequence truncate the ratio of the token or of its
+    segment at is_cap. token_mask and sequence_mask set the weight to 0 if that ratio is outside 1/is_cap..is_cap.
+    geometric_mask does so if the segment's mean ratio is outside that range.
+    """
     is_cap: Annotated[float, Field(ge=1)] = 2.0
     """Largest importance weight of a token or a sequence, at least 1. The mask settings of importance_sampling accept
     ratios in 1/is_cap..is_cap."""
     old_logprobs: Literal["engine", "trainer"] = "engine"
-    """Log-probabilities in the denominator of the clipped ratio: engine takes the engine's, from when the token was
-    sampled; trainer takes the trainer's own, from before the batch's first optimizer step. With trainer,
-    importance_sampling corrects for the difference between the two, at the cost of one extra forward pass for every
-    mini-batch but the first."""
+    """Log-probabilities in the denominator of the clipped ratio: engine uses the engine's log-probabilities from when
+    the token was sampled, trainer uses the trainer's log-probabilities from before the batch's first optimizer step.
+    With trainer, importance_sampling corrects for the difference between the two, at the cost of one extra forward
+    pass for every mini-batch except the first.
+    """
     value_lr: NotNegative = 1e-3
     """Learning rate of AdamW for the value head, which is trained only with credit value. It stays constant."""
     value_epochs: Positive = 8
     """Number of optimizer steps of the value head in each training step, all on the hidden states from before that
     step."""
     value_clip: Above0 | None = None
-    """Clip range of the value loss, in units of reward: the most that one training step's loss moves the value of a
-    state, as in PPO's reference implementation. None sets no bound."""
+    """Clip range of the value loss, in units of reward: the most that one training step's loss can change the value of
+    a state, as in PPO's reference implementation. None sets no bound.
+    """
     grad_clip: Above0 = 1.0
     """Maximum gradient norm; a larger gradient is scaled down to it."""
     loss_agg: LossAgg = "token"
     """Divisor of the loss: token takes the mean over trained tokens, sample over samples, and rollout over rollouts,
-    each with the same weight however many segments it has. A number divides the sum over trained tokens."""
+    each with the same weight no matter how many segments it has. A number divides the sum over trained tokens."""
     rollouts_per_minibatch: Positive | None = None
     """Maximum number of rollouts per optimizer step; a rollout's samples stay together. None takes one step for the
     whole batch."""
     layout: Literal["padded", "packed", "tree"] = "padded"
-    """Arrangement of the tokens in a forward pass. padded pads every sample to the longest one; packed puts all samples
-    in one row; tree does so too, but computes each shared prefix once. The layout changes memory and speed, never the
-    gradient."""
+    """Arrangement of the tokens in a forward pass. padded pads every sample to the length of the longest one; packed
+    puts all samples in one row; tree also uses one row, but computes each shared prefix only once. The layout
+    changes memory and speed, never the gradient.
+    """
     max_tokens_per_microbatch: Positive | None = 16_384
     """Maximum number of tokens per forward pass, as the layout counts them: samples x longest for padded, the sum for
-    packed, each shared prefix once for tree. A longer sample gets its own forward pass. It changes memory and speed,
-    never the gradient. None sets no limit."""
+    packed, each shared prefix once for tree. A longer sample gets a separate forward pass. The limit changes memory
+    and speed, never the gradient. None sets no limit.
+    """
     balance: Literal["length", "square", "flops"] = "flops"
     """Cost that is balanced between processes, for a sample of L tokens: length is L, square is L^2, and flops is L +
     L^2 / (6 hidden_size)."""
@@ -125,22 +138,26 @@ class TrainConfig:
     """Data type of the base model's weights and, if the model is sharded, of its computation. Trained weights and the
     optimizer are always float32. auto means bfloat16 on a GPU that supports it natively, and float32 elsewhere."""
     gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass instead of storing its activations: less memory, one extra forward
-    pass."""
+    """Whether to recompute each layer in the backward pass instead of storing its activations. This saves memory, at
+    the cost of one extra forward pass.
+    """
     threads: Positive = 1
     """Number of CPU threads. More than one is slower on a machine that also runs other work."""
     device: Name = "auto"
     """Device of the trainer: cpu, cuda, cuda:N for one specific GPU, or auto, which picks a GPU if there is one."""
     shard: bool = False
-    """Shard the model with FSDP2 even on a single process. Several processes always shard it, and so does method full
-    in bfloat16, because FSDP2 rounds the float32 weights for each forward pass."""
+    """Whether to shard the model with FSDP2 even on a single process. Several processes always shard it, and so does
+    method full in bfloat16, because FSDP2 rounds the float32 weights for each forward pass.
+    """
     replicas: Positive = 1
     """Number of copies of the sharded model (HSDP); must divide the number of processes. Each copy is sharded over
     neighboring processes, such as those of one node, and only gradients pass between copies. 1 shards over all
-    processes. It changes memory and network traffic, never the gradient."""
+    processes. The number changes memory and network traffic, never the gradient.
+    """
     offload: bool = False
-    """Whether to keep shards, gradients and optimizer state in CPU memory. An error without a GPU or if the model
-    isn't sharded."""
+    """Whether to keep shards, gradients and optimizer state in CPU memory. This is an error if there is no GPU or the
+    model isn't sharded.
+    """
 
     def __post_init__(self) -> None:
         for field, others, meant, what_to_do in self._beside():
@@ -157,7 +174,7 @@ class TrainConfig:
         ratio = apart or self.importance_sampling == "none"  # no correction replaces the ratio
         clips = ratio and self.loss != "sft"
         clip_users = (
-            "only a ratio without an importance weight is clipped; set importance_sampling='none' and another loss "
+            "only a ratio without an importance weight is clipped; set importance_sampling='none' and a loss other "
             "than sft"
         )
         return [
@@ -191,8 +208,8 @@ class TrainConfig:
                 "importance_sampling",
                 "loss",
                 self.loss == "ppo" or (apart and self.loss != "sft"),
-                f"{self.loss} takes no importance weight, it corrects off-policy tokens itself or has none; set "
-                "loss='ppo'",
+                f"{self.loss} accepts no importance weight, because it corrects off-policy tokens itself or has none; "
+                "set loss='ppo'",
             ),
             (
                 "is_cap",

@@ -27,7 +27,10 @@ GRADIENT = 1.0
 
 
 class ValueHead(nn.Module):
-    """Maps each state to a value: layer norm (without a scale), one hidden layer, a number. Untrained it gives 0."""
+    """Maps each state to a value: layer norm without a scale, one hidden layer, and one output.
+
+    An untrained head returns 0.
+    """
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -43,11 +46,11 @@ class ValueHead(nn.Module):
 
 
 class Critic:
-    """A value head and its optimizer, identical on every rank; every rank makes the same calls.
+    """A value head and its optimizer, identical on every rank. Every rank makes the same calls.
 
-    The hidden states are those of the policy when `values` is called, and no gradient flows back to it. So the policy
-    learns as it would from the same advantages without a head, and the head takes many steps on states that were
-    computed once.
+    The head's inputs are the policy's hidden states at the time `values` is called, and no gradient flows back to the
+    policy. The policy therefore learns as it would from the same advantages without a head, and the head takes many
+    steps on states that were computed once.
     """
 
     def __init__(self, policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
@@ -66,7 +69,8 @@ class Critic:
     def values(self, samples: Sequence[Sample], plan: Sequence[Indices], pad_id: int) -> dict[SampleKey, Floats]:
         """Return the value of the state before each token of the samples' loss masks, on every rank.
 
-        The states are stored for `learn`, which uses those of the latest call. `plan` holds this rank's micro-batches.
+        The states are stored for `learn`, which uses the states of the latest call. `plan` contains this rank's
+        micro-batches.
         """
         self._kept, self.asked = {}, {}
         ranks, layout = self._ranks, self._config.layout
@@ -90,9 +94,10 @@ class Critic:
         return given
 
     def learn(self, returns: Mapping[SampleKey, Floats]) -> dict[str, float]:
-        """Take `value_epochs` steps of the head toward these returns; return the metrics from before these steps.
+        """Take `value_epochs` steps of the head toward these returns, and return metrics from before the steps.
 
-        `returns` holds the returns of all ranks, by sample and in the order of `values`, checked by `refuse_returns`.
+        `returns` contains the returns of all ranks by sample, in the order of `values`, and must have passed
+        `refuse_returns`.
         """
         kept, self._kept, self.asked = self._kept, {}, {}
         mine = sorted(kept.keys() & returns.keys())
@@ -147,7 +152,7 @@ class Critic:
 def refuse_returns(asked: Mapping[SampleKey, int], returns: Mapping[SampleKey, Floats]) -> None:
     """Raise ValueError for returns that `Critic.learn` can't use.
 
-    It is called before anything is trained, and its result is the same on every rank.
+    Call this function before anything is trained. Its result is the same on every rank.
 
     Args:
         asked: Number of values that each sample got.

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from agentgym.hub import gpu_number
 
 APART = timedelta(hours=12)
-"""Longest time that processes may reach the same step apart, because the longest rollouts of one keep the others
-waiting. If a process dies, torchrun ends the others."""
+"""Maximum time that processes may be apart in reaching the same step, because one process's longest rollouts keep the
+others waiting. If a process dies, torchrun terminates the others.
+"""
 WORKERS_END_S = 10.0
-"""Seconds to wait for gloo's threads after the group is closed, before leaving them alone."""
+"""Maximum seconds to wait for gloo's threads after the group is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Ranks:
         return {key: value for part in parts or () for key, value in part.items()}
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank. Every rank must call it; the other ranks' values are ignored."""
+        """Return rank 0's value on every rank. Every rank must call it, but the other ranks' values are ignored."""
         if self.world == 1:
             return value
         objects = [value]
@@ -63,7 +64,7 @@ class Ranks:
 
 
 def open_ranks(device: str, *, group: bool = False) -> Ranks:
-    """Join the processes that torchrun started; a single process gets a process group only with `group`.
+    """Join the processes that torchrun started. A single process gets a process group only if `group` is true.
 
     Communication uses gloo on the CPU and nccl on GPUs. A process group that is already open is used and left open.
     """
@@ -85,7 +86,7 @@ def open_ranks(device: str, *, group: bool = False) -> Ranks:
 
 
 def all_came() -> bool:
-    """Return whether the process group of torchrun's processes is open; always true for a single process."""
+    """Return whether torchrun's processes have opened their process group; always true for a single process."""
     return int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized()
 
 
@@ -116,7 +117,7 @@ def _worker_states() -> list[str]:
 
 
 def find_device(name: str) -> torch.device:
-    """Return the trainer's device by its name; auto is a GPU if there is one.
+    """Return the trainer's device by its name. "auto" is a GPU if there is one.
 
     Raises:
         ValueError: If the device doesn't exist here, or if several processes would share one GPU.
@@ -138,7 +139,7 @@ def find_device(name: str) -> torch.device:
 def gpus_here(device: str) -> tuple[int, ...]:
     """Return the numbers of the GPUs that this machine's processes train on, given the trainer's device.
 
-    They count the GPUs that the processes can see.
+    The numbers count only the GPUs that the processes can see.
     """
     if device == "cpu":
         return ()

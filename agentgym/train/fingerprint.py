@@ -24,7 +24,7 @@ SETTINGS = (
     "sliding_window",
     "tie_word_embeddings",
 )
-"""Settings of a model's config that change its computation; others may differ."""
+"""Settings of a model's config that change its computation. All other settings may differ."""
 VALUES = 16
 """Number of evenly spaced values that are read from each weight."""
 

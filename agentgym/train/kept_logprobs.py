@@ -25,7 +25,7 @@ class KeptLogprobs:
         self.by_sample: dict[SampleKey, ScoredSample] = {}
 
     def add(self, rows: Sequence[Sample], logprobs_BR: Tensor, *, moved: bool) -> None:
-        """Store the log-probabilities of one micro-batch; one copy to the CPU, however many rows.
+        """Store the log-probabilities of one micro-batch. All rows are copied to the CPU at once.
 
         ::
 

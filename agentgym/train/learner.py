@@ -50,7 +50,7 @@ PAD_ID = 0
 
 
 class Learner:
-    """Policy and optimizer of one rank; every rank has one and makes the same calls with the same samples."""
+    """Policy and optimizer of one rank. Every rank has a learner and makes the same calls with the same samples."""
 
     def __init__(self, model: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
         self.config = config
@@ -62,7 +62,7 @@ class Learner:
         self._coverage = self.policy.coverage
         warn_of_settings(self.policy, config)
         self.optimizer_steps = 0
-        """Number of optimizer steps so far; skipped ones do not count."""
+        """Number of optimizer steps so far; skipped steps don't count."""
         self._weights = [weight for weight in self.policy.parameters() if weight.requires_grad]
         self._optimizer = new_optimizer(self._weights, config, ranks.device)
         self._limits, self._once = ModelLimits.of(self.policy.causal), TrainedOnce()
@@ -150,7 +150,7 @@ class Learner:
     def train_and_keep(self, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[SampleKey, ScoredSample]]:
         """Train, and also return the log-probabilities of the forward passes by sample.
 
-        Rank 0 gets those of all ranks, the others an empty dict.
+        Rank 0 gets the log-probabilities of all ranks, the others an empty dict.
         """
         self._kept = KeptLogprobs()
         try:
@@ -159,9 +159,9 @@ class Learner:
             self._kept = None
 
     def _agree(self, samples: Sequence[Sample], returns: Mapping[SampleKey, Floats] = MappingProxyType({})) -> None:
-        """Raise ValueError on every rank if ranks hold different samples.
+        """Raise ValueError on every rank if the ranks' samples differ.
 
-        Otherwise they would hang, or average the gradients of two different steps.
+        Otherwise the ranks would hang, or average the gradients of two different steps.
         """
         if self.ranks.world == 1:
             return
@@ -184,7 +184,7 @@ class Learner:
     def _old_logprobs(self, step: int, samples: list[Sample], plan: list[Indices]) -> list[Tensor]:
         """Return the current policy's log-probabilities (BR) for each micro-batch, if the config needs them.
 
-        The first mini-batch of a call gets none: its own forward passes compute them.
+        The first mini-batch of a call gets none, because its own forward passes compute them.
         """
         found: list[Tensor] = []
         if self.config.old_logprobs == "engine" or not step:
@@ -262,7 +262,7 @@ class Learner:
         )
 
     def _batch(self, samples: list[Sample], micro_batch: Indices) -> tuple[list[Sample], Batch]:
-        """Return a micro-batch's samples and tensors; for padding, the shortest sample with its loss mask off."""
+        """Return a micro-batch's samples and tensors. For padding, use the shortest sample with its loss mask off."""
         chosen = [samples[i] for i in micro_batch] or [min(samples, key=len)]
         return chosen, self._collate(chosen, masked=not micro_batch)
 
@@ -281,7 +281,7 @@ class Learner:
         """Yield the model as it was before training.
 
         Raises:
-            ValueError: If its weights have been trained and no copy of the original ones is kept.
+            ValueError: If all weights are trained, and there is no copy of the original ones.
         """
         if self.policy.adapted:
             with self.policy.without_adapter():
@@ -307,7 +307,7 @@ class Learner:
         found = []
         for number, micro_batch in enumerate(plan):
             chosen, batch = self._batch(samples, micro_batch)
-            logprobs_BR = self._logprobs(batch, self.config.temperature)  # for padding too, so that ranks stay in step
+            logprobs_BR = self._logprobs(batch, self.config.temperature)  # for padding too, to keep ranks in step
             found += sample_log_ratios(chosen, batch, logprobs_BR, self._old(old, number, logprobs_BR))
         return rollout_log_ratios(self.ranks.gather(found))
 
@@ -343,7 +343,7 @@ class Learner:
         )
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Resume from a checkpoint's state and folder, even on another number of ranks.
+        """Resume from a checkpoint's state and folder, even on a different number of ranks.
 
         Raises:
             ValueError: If the state belongs to another policy, in which case nothing is changed.
@@ -363,9 +363,9 @@ class Learner:
             restore_random(state["random"][self.ranks.rank])
 
     def score(self, token_ids: Sequence[int], sampling: Sampling, *, base: bool = False) -> Floats:
-        """Return the log-probability (nats) of each id but the first, given the ids before it.
+        """Return the log-probability (nats) of each id except the first, given the ids before it.
 
-        With `base`, the model as it was before training computes it.
+        With `base`, the log-probabilities are those of the model as it was before training.
         """
         sample = scored_sample(token_ids)
         self._limits.refuse([sample])

@@ -1,13 +1,13 @@
 """The state needed to resume after a step: a copy in each process's memory, written to and read from disk.
 
-An adapter and its optimizer's state are whole on every rank, and rank 0 writes them. If a whole model is trained, each
-rank has a part of it, and writes it with torch.distributed.checkpoint and without collectives, because a run may be
-stopped at any point between two collectives. Rank 0 then assembles the parts::
+An adapter and its optimizer's state are complete on every rank, and rank 0 writes them. If a whole model is trained,
+each rank has a part of it, and writes that part with torch.distributed.checkpoint and without collectives, because a
+run may be stopped at any point between two collectives. Rank 0 then assembles the parts::
 
     .parts-000020-1f2e3d4c/rank-0/__0_0.distcp   one rank's part of the weights and the optimizer's moments
                            rank-0/.metadata
                            rank-0.json           its files, with sizes and checksums; written once they are complete
-    step-000020/rank-0/__0_0.distcp              moved there, with the parts of all ranks
+    step-000020/rank-0/__0_0.distcp              moved here, with the parts of all ranks
                 .metadata                        of all parts, for torch.distributed.checkpoint on any number of ranks
 """
 
@@ -42,9 +42,9 @@ from agentgym.train.state import load_moments, refuse_strangers, trained_names
 from agentgym.types.weights import Adapter
 
 METADATA = ".metadata"
-"""The file of torch.distributed.checkpoint that says which part of which tensor is in which file."""
+"""The file of torch.distributed.checkpoint that lists which part of which tensor is in which file."""
 STILL_S = 60.0
-"""Seconds without any write to any part after which rank 0 stops waiting for the missing parts."""
+"""Seconds after which rank 0 stops waiting for missing parts, if nothing is written to any part."""
 _ASK_S = 0.02
 _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
 
@@ -65,7 +65,7 @@ class Snapshot:
     """Name of the snapshot, the same on all ranks."""
 
     def write_checkpoint(self, folder: Path, step: int, *, run: Mapping[str, Any], keep: int) -> None:
-        """Write this rank's part of a checkpoint; on rank 0 the checkpoint is complete on return.
+        """Write this rank's part of a checkpoint. On rank 0, the checkpoint is complete on return.
 
         Raises:
             TimeoutError: On rank 0, if another rank doesn't write its part. The existing checkpoints don't change.
@@ -78,7 +78,7 @@ class Snapshot:
         folder.mkdir(exist_ok=True)
         parts = folder / f".parts-{step:06}-{self.name}"
         if self.rank == 0:
-            _remove_parts(folder, but=parts)  # of a failed checkpoint: they may be what fills the disk
+            _remove_parts(folder, but=parts)  # parts of failed checkpoints, which may fill the disk
         try:
             _write_part(parts, self.rank, self.part)
         except BaseException:
@@ -106,7 +106,7 @@ def _remove_parts(folder: Path, but: Path | None = None) -> None:
 def copied_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return a CPU copy of this rank's part of the trained weights and the optimizer's moments.
 
-    With several replicas the first one holds everything, and the ranks of the others return an empty dict.
+    With several replicas, the ranks of the first one return all parts, and the ranks of the others an empty dict.
     """
     names = trained_names(model, optimizer)
     if any(_replica(weight) for weight in names):
@@ -119,7 +119,7 @@ def copied_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def _replica(weight: Tensor) -> int:
-    """Return the number of this rank's replica among those that hold the weight, starting at 0."""
+    """Return the number of this rank's replica among the replicas that have the weight, starting at 0."""
     mesh = weight.device_mesh if isinstance(weight, DTensor) else None
     return mesh.get_local_rank(0) if mesh is not None and mesh.ndim > 1 else 0
 
@@ -149,7 +149,7 @@ def restore_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folde
 
 
 def write_checkpoint_model(checkpoint: Path, folder: Path, *, base: Path | str | None = None) -> None:
-    """Write a checkpoint's model as a plain model folder, which is never half written.
+    """Write a checkpoint's model as a plain model folder, which is complete or doesn't exist.
 
     Args:
         checkpoint: Folder of one step's checkpoint.
@@ -157,7 +157,7 @@ def write_checkpoint_model(checkpoint: Path, folder: Path, *, base: Path | str |
         base: The model that the run started from, if it was moved since. None uses the path in the checkpoint.
 
     Raises:
-        ValueError: If the checkpoint is of an adapter or of another model, or if it isn't complete.
+        ValueError: If the checkpoint belongs to an adapter or to another model, or if it isn't complete.
     """
     if not (checkpoint / METADATA).is_file():
         raise ValueError(f"{checkpoint} belongs to a run that trains an adapter; merge that run's adapter/ folder")
@@ -185,9 +185,10 @@ def _saved(folder: Path) -> dict[str, torch.Size]:
 
 
 class PartsReader(FileSystemReader):
-    """Reads the parts of a checkpoint from any source: no code runs, and only tensors in its folder are read.
+    """Reads a checkpoint's parts safely, even from an untrusted source.
 
-    torch's own reader unpickles any content of `.metadata`, and any entry there that isn't a tensor.
+    No code runs, and only tensors in the checkpoint's folder are read. torch's own reader unpickles any content of
+    `.metadata`, and any entry there that isn't a tensor.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -198,7 +199,7 @@ class PartsReader(FileSystemReader):
         """Return which part of which tensor is in which file.
 
         Raises:
-            UnreadableFileError: If the file holds anything else.
+            UnreadableFileError: If the file contains anything else.
         """
         path = self._folder / METADATA
         content = read_bytes(path, within=self._folder)

@@ -1,4 +1,4 @@
-"""The training state: copied out of the trainer and restored, on any number of ranks."""
+"""The training state: copied from the trainer and restored, on any number of ranks."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from agentgym.train.policy.model import PolicyModel
 
 def new_optimizer(weights: Sequence[Tensor], config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
     """Create an AdamW optimizer for these weights."""
-    # By default torch updates one weight after the other on a CPU, in ten small operations each.
+    # By default, torch updates one weight after the other on a CPU, with ten small operations for each.
     fused = True if device.type == "cpu" else None
     decay = config.weight_decay
     return torch.optim.AdamW(weights, lr=peak_rate(config), betas=config.betas, weight_decay=decay, fused=fused)
@@ -41,7 +41,7 @@ def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 @torch.no_grad()
 def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore the weights and the optimizer's moments; its learning rate, betas and weight decay don't change.
+    """Restore the weights and the optimizer's moments, but not its learning rate, betas and weight decay.
 
     Every rank must call it with the same state.
 
@@ -63,7 +63,7 @@ def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, s
 
 
 def load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[Tensor, Mapping[str, Any]]) -> None:
-    """Set the optimizer's moments by weight; its learning rate, betas and weight decay don't change."""
+    """Set the optimizer's moments by weight. Its learning rate, betas and weight decay don't change."""
     positions = {weight: i for i, weight in enumerate(w for g in optimizer.param_groups for w in g["params"])}
     groups = [
         {**group, "params": [positions[weight] for weight in group["params"]]} for group in optimizer.param_groups
@@ -83,7 +83,7 @@ def policy_settings(policy: PolicyModel, config: TrainConfig) -> dict[str, Any]:
 
 
 def refuse_other_policy(own: Mapping[str, Any], saved: Mapping[str, Any] | None) -> None:
-    """Raise ValueError, naming the difference, if a checkpoint has another base model or adapter."""
+    """Raise ValueError if a checkpoint has another base model or adapter. The message names the difference."""
     if saved is None:
         raise ValueError("checkpoint: its base model and adapter are not recorded; resume from another checkpoint")
     for name, value in own.items():
@@ -112,7 +112,7 @@ def refuse_strangers(own: Mapping[str, torch.Size], saved: Mapping[str, torch.Si
 
 
 def _like(weight: Tensor, value: Any) -> Any:
-    """Return the value sharded like the weight; the optimizer's counters are returned unchanged."""
+    """Return the value sharded like the weight. The optimizer's counters are returned unchanged."""
     if not isinstance(value, Tensor) or value.shape != weight.shape:
         return value
     if isinstance(weight, DTensor):

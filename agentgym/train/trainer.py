@@ -75,20 +75,21 @@ class Trainer:
     """Trains a LoRA adapter or a whole model.
 
     The same samples give the same weights on any number of processes. Open it with `async with` or `with`. Under
-    torchrun, every process opens one and makes the same calls with the same samples; each computes its share. All work
-    runs in a separate thread, so that an event loop stays free and collectives keep their order. The methods that
-    aren't async block their caller.
+    torchrun, every process opens a trainer and makes the same calls with the same samples; each computes its share.
+    All work runs in a separate thread, so the event loop stays free and collectives keep their order. The methods
+    that aren't async block their caller.
 
     Args:
-        model: A model folder, a Hugging Face name or "tiny". An adapter leaves its weights frozen, and its files are
-            never changed.
+        model: A model folder, a Hugging Face name or "tiny". If an adapter is trained, the model's weights stay
+            frozen. The model's files are never changed.
         config: The settings of the trainer. If its `lr` is None, the model's default is used.
         seed: Seed of the initial weights of the adapter, and of the critic if there is one.
     """
 
     def __init__(self, model: Path | str, config: TrainConfig, *, seed: int = 0) -> None:
         found = find_model(model)
-        self.model = whole_path(found) if Path(found).exists() else found  # absolute: saving and merging read it again
+        # Absolute, because saving and merging read it again.
+        self.model = whole_path(found) if Path(found).exists() else found
         self.config, self.seed = with_rate(config, model), seed
         self._opened: _Opened | None = None
 
@@ -151,10 +152,10 @@ class Trainer:
     async def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Train on the samples, with one optimizer step per mini-batch of rollouts.
 
-        A gradient that isn't finite is not applied: the step is counted in `train/skipped_steps`, and a RuntimeWarning
-        names the rollouts that it came from. The other metrics cover only the steps that were taken. A mini-batch
-        without a trained token takes no step either: it is counted in `train/untrained_steps`, with a RuntimeWarning.
-        Without samples there is no step. Cancelling the call doesn't stop the step.
+        A gradient that isn't finite is not applied: the step is counted in `train/skipped_steps`, and a
+        RuntimeWarning names the rollouts that caused it. The other metrics cover only the steps that were taken. A
+        mini-batch without a trained token takes no step either: it is counted in `train/untrained_steps`, with a
+        RuntimeWarning. An empty batch takes no step. Cancelling the call doesn't stop the step.
 
         Args:
             samples: All samples of the batch, the same on every rank.
@@ -174,15 +175,15 @@ class Trainer:
     ) -> tuple[dict[str, float], dict[SampleKey, ScoredSample]]:
         """Train like `step`, and also return the log-probabilities that the step computed.
 
-        They are the policy's before the optimizer step of the sample's mini-batch or, with old_logprobs="trainer",
-        before the first optimizer step of the call. This adds no forward pass.
+        The log-probabilities are those of the policy before the optimizer step of the sample's mini-batch or, with
+        old_logprobs="trainer", before the first optimizer step of the call. Returning them adds no forward pass.
 
         Args:
             samples: All samples of the batch, the same on every rank.
 
         Returns:
             The metrics of `step`, and the log-probabilities by the sample's rollout id, segment and step. Rank 0 gets
-            those of all ranks, the others an empty dict.
+            the log-probabilities of all ranks, the others an empty dict.
 
         Raises:
             ValueError: As in `step`.
@@ -208,14 +209,14 @@ class Trainer:
         """Return the critic's value of the state before each token of the samples' loss masks.
 
         The critic is a value head, created by the first call. The next `step` trains it, on the `returns` of its
-        `SampleBatch` and on the hidden states of the latest call. `value_samples` calls this method; `values([])`
-        discards values that no step will learn from. Every rank must call it.
+        `SampleBatch` and on the hidden states of the latest call. `value_samples` calls this method. To discard
+        values that no step will learn from, call `values([])`. Every rank must call it.
 
         Args:
             samples: All samples, the same on every rank.
 
         Returns:
-            The values in units of reward, by the sample's rollout id, segment and step; every rank gets all of them.
+            The values in units of reward, by the sample's rollout id, segment and step. Every rank gets all of them.
 
         Raises:
             ValueError: If ranks hold different samples, or if the model can't use a sample.
@@ -238,7 +239,7 @@ class Trainer:
         Every rank must call it.
 
         Args:
-            first_only: Whether only rank 0 gets the weights, and the other ranks None.
+            first_only: Whether to return the weights only on rank 0, and None on the other ranks.
 
         Raises:
             ValueError: If an adapter is trained instead of a whole model.
@@ -276,10 +277,10 @@ class Trainer:
             self.first(write)
 
     def merge(self, path: Path | str) -> None:
-        """Write base and adapter as one plain model with its tokenizer.
+        """Write the base model with the adapter merged in as a plain model folder, with its tokenizer.
 
-        The folder is complete on return. The sums are computed in float32 and written in the base's own data type. If a
-        whole model is trained, this writes the same as `save`. Every rank must call it.
+        The folder is complete on return. The merged weights are computed in float32 and written in the base model's
+        data type. If a whole model is trained, this method does the same as `save`. Every rank must call it.
 
         Args:
             path: Folder to write. Missing parent folders are created.
@@ -298,14 +299,14 @@ class Trainer:
     def checkpoint(self, folder: Path | str, step: int, *, keep: int = 2, run: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint with everything needed to resume training, complete or not at all.
 
-        See `write_checkpoint`. Every rank must call it. If a whole model is trained, each rank writes its part, so all
-        ranks need the same `folder`.
+        See `write_checkpoint`. Every rank must call it. If a whole model is trained, each rank writes its part, so
+        `folder` must be the same folder on all ranks.
 
         Args:
             folder: Folder of the run's checkpoints; created if missing.
             step: Number of finished steps.
             keep: Number of latest checkpoints to keep.
-            run: The caller's own plain values and tensors, which `resume` returns. None is an empty dict.
+            run: Plain values and tensors of the caller, which `resume` returns. None is an empty dict.
         """
         self.write(self.snapshot(), folder, step, keep=keep, run=run)
 
@@ -319,7 +320,7 @@ class Trainer:
             folder: Folder of the run's checkpoints; created if missing.
             step: Number of finished steps.
             keep: Number of latest checkpoints to keep.
-            run: The caller's own plain values and tensors, which `resume` returns. None is an empty dict.
+            run: Plain values and tensors of the caller, which `resume` returns. None is an empty dict.
         """
         Path(folder).mkdir(parents=True, exist_ok=True)
         write = partial(snapshot.write_checkpoint, Path(folder), step, run=run or {}, keep=keep)
@@ -330,7 +331,7 @@ class Trainer:
     def resume(self, folder: Path | str) -> tuple[int, dict[str, Any]]:
         """Resume from the last complete checkpoint in `folder`.
 
-        Weights, optimizer moments and random states are restored, even on another number of ranks. Learning rate,
+        Weights, optimizer moments and random states are restored, even on a different number of ranks. Learning rate,
         schedule, betas and weight decay come from this trainer's config and may differ from the checkpoint's. Every
         rank must call it.
 
@@ -341,9 +342,9 @@ class Trainer:
             The checkpoint's step, and the `run` that was written with it.
 
         Raises:
-            ValueError: If no checkpoint is complete, or if it was written with another base model, method, temperature
-                or kind of adapter; the message names the difference. In that case, nothing is
-                changed.
+            ValueError: If no checkpoint is complete, or if the checkpoint was written with another base model,
+                method, temperature or kind of adapter, in which case nothing is changed. The message names the
+                difference.
         """
         found = self.first(lambda: last_checkpoint(Path(folder)))
         self._call(lambda learner: learner.restore(found.state["trainer"], found.folder))
@@ -352,13 +353,13 @@ class Trainer:
     def first(self, work: Callable[[], T]) -> T:
         """Run `work` on rank 0 and return its result on every rank.
 
-        Every rank must call it, and each waits until the work is done.
+        Every rank must call it, and waits until the work is done.
 
         Args:
             work: Function without arguments, called on rank 0 only.
 
         Raises:
-            AgentGymError: On the other ranks, if `work` fails on rank 0, which raises the original error.
+            AgentGymError: On the other ranks, if `work` fails on rank 0. Rank 0 raises the original error.
         """
         if self.world == 1:
             return work()
@@ -378,18 +379,18 @@ class Trainer:
         return cast("T", answer)
 
     def score(self, token_ids: Sequence[int], *, sampling: Sampling, base: bool = False) -> Floats:
-        """Return the log-probability (nats) of each id but the first, given the ids before it.
+        """Return the log-probability (nats) of each id except the first, given the ids before it.
 
         Every rank must call it.
 
         Args:
             token_ids: At least two token ids.
-            sampling: Sampling parameters, of which the temperature is used.
-            base: Score with the model as it was before training.
+            sampling: Sampling parameters; only the temperature is used.
+            base: Whether to score with the model as it was before training.
 
         Raises:
-            ValueError: If the model can't process the ids, or with `base` if the whole model has been trained and no
-                frozen copy is kept (`kl_coef` 0).
+            ValueError: If the model can't process the ids, or if `base` is true, the whole model has been trained,
+                and there is no frozen copy (`kl_coef` is 0).
         """
         return self._call(lambda learner: learner.score(token_ids, sampling, base=base))
 

@@ -22,12 +22,12 @@ PEAK_TFLOPS = {
 }
 """Nominal peak of dense bfloat16 arithmetic with float32 accumulation, in TFLOP/s, by a part of the GPU's name.
 
-The first entry that matches counts. No peak was measured.
+The first matching entry is used. The peaks are specifications, not measurements.
 """
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Return the peak memory of this process's GPU since the last call, in GiB; {} on a CPU."""
+    """Return the peak memory of this process's GPU since the last call, in GiB, or {} on a CPU."""
     if device.type != "cuda":
         return {}
     peak = torch.cuda.max_memory_allocated(device)
@@ -51,11 +51,11 @@ def mfu_metrics(
 
 
 def needed_flops(model: nn.Module, lengths: Sequence[int]) -> float:
-    """Count the FLOPs of one forward and backward pass over samples of these lengths, whatever the layout.
+    """Count the FLOPs of one forward and backward pass over samples of these lengths, in any layout.
 
-    Each weight takes 2 FLOPs per token in the forward pass, 2 for the gradient of its input, and if it is trained 2 for
-    its own gradient; recomputation to save memory doesn't count. Causal attention takes 2 L^2 FLOPs in the forward
-    pass, per layer and element of the heads' state, and twice that in the backward pass.
+    Each weight takes 2 FLOPs per token in the forward pass, 2 for the gradient of its input, and 2 for its own
+    gradient if it is trained. Recomputation to save memory doesn't count. Causal attention takes 2 L^2 FLOPs in the
+    forward pass, per layer and element of the heads' state, and twice that in the backward pass.
     """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]

@@ -1,14 +1,14 @@
 """Checks that an engine samples from the trained policy: both score the same probe, before and after a sync.
 
 The changes of the scores are compared. A low-precision engine's rounding is nearly the same before and after a sync,
-so it cancels out in the change, while a lost update doesn't::
+so it cancels out in the change, while a missing update doesn't::
 
     change     d = trainer(new) - trainer(old)        f = engine(new) - engine(old)
     arrived    <f, d> / <d, d>                        1: all of it, 0: nothing, 0.5: about a half
-    noise      s = sqrt(2) x root mean square of engine - trainer, at version 0 or at the old version if it is larger
+    noise      s = sqrt(2) x root mean square of engine - trainer, the larger one of version 0 and the old version
 
-A whole update can be distinguished from none, or from a part of it, if the length of d is at least 20 s: `arrived` is
-then known to 0.05. Over a probe of 256 ids, that is an update of 1.3 s in the root mean square.
+A whole update can be distinguished from no update, or from a part of it, if the length of d is at least 20 s:
+`arrived` is then known to within 0.05. For a probe of 256 ids, such an update has a root mean square of 1.3 s.
 """
 
 from dataclasses import dataclass
@@ -22,22 +22,26 @@ from agentgym.types.arrays import Floats
 Doubles: TypeAlias = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 _POWER = 20.0
-"""Least length of an update that can be verified, in standard deviations of one id's noise."""
+"""Smallest length of an update that can be verified, in standard deviations of one id's noise."""
 _LEAST, _MOST = 0.75, 1.25
-"""Range of the share of an update that counts as arrived; at least five standard deviations from 1."""
+"""Range of the share of an update that counts as fully arrived. Both bounds are at least five standard deviations from
+1.
+"""
 _REST = 0.25
-"""Largest part of an update, as a length, that may be missing from the engine's change in addition to the noise."""
+"""Largest part of an update, as a length, that may be missing from the engine's change, in addition to the noise."""
 _NOISE = 4.0
-"""For an update too small to verify: gap, relative to the noise, above which the engine samples from something else."""
+"""For an update too small to verify: the gap, relative to the noise, above which the engine isn't using the trainer's
+policy.
+"""
 _ROUNDING = 1e-5
-"""Smallest noise of an id in nats, which is that of float32."""
+"""Lower bound on the noise of an id, in nats, which is the noise of float32."""
 _OTHER_MODEL = 0.2
-"""Mean gap in nats at version 0 above which the engine's model can't be the trainer's, whatever the rounding."""
+"""Mean gap in nats at version 0 above which the engine's model can't be the trainer's, regardless of rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scored:
-    """Log-probabilities (nats) that the trainer and the engine give the probe's ids under one policy."""
+    """Log-probabilities (nats) of the probe's ids under one policy, from the trainer and from the engine."""
 
     trainer: Floats
     engine: Floats
@@ -49,7 +53,7 @@ class Scored:
 
     @property
     def noise(self) -> float:
-        """Root mean square of the gap, in nats; at least that of float32."""
+        """Root mean square of the gap, in nats, or the noise of float32 if that is larger."""
         return max(_rms(self.gap), _ROUNDING)
 
 
@@ -60,7 +64,7 @@ class Verdict(NamedTuple):
     gap_mean: float
     """Largest and mean absolute gap between engine and trainer, in nats."""
     arrived: float
-    """Share of the update that the engine shows; nan if the update is too small to verify."""
+    """Share of the update that is visible in the engine's scores; NaN if the update is too small to verify."""
 
     @property
     def proven(self) -> bool:
@@ -75,7 +79,7 @@ def refuse_other_model(start: Scored, *, tolerance: float, exact: bool) -> None:
     """
     gap = np.abs(start.gap)
     limit, worst = (tolerance, gap.max()) if exact else (max(tolerance, _OTHER_MODEL), gap.mean())
-    if not worst <= limit:  # also if it is nan
+    if not worst <= limit:  # also true if it is NaN
         raise EngineError(
             f"sync: before the first sync the engine's log-probabilities are {_off(gap)} (allowed: {limit:g} "
             f"{'for any id' if exact else 'on average'}): its model is not the trainer's, or it has loaded an adapter"
@@ -86,8 +90,8 @@ def judge(start: Scored, old: Scored, new: Scored, *, version: int, tolerance: f
     """Check that the scores after a sync are those of the new policy, and return the verdict.
 
     Args:
-        start: Scores at version 0. If their gap is within `tolerance`, as with a float32 engine, later gaps must be
-            too.
+        start: Scores at version 0. If their gap is within `tolerance`, as with a float32 engine, all later gaps must
+            be within it.
         old: Scores under the last policy that was verified to have arrived.
         new: Scores after the sync.
         version: The synced version, for messages.

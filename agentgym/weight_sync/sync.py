@@ -24,18 +24,19 @@ _LOG = logging.getLogger(__name__)
 class WeightSync:
     """Loads each of a trainer's policies into an engine, and checks that the engine samples from it.
 
-    Create it while the engine samples from the trainer's base model, and call `begin` before the first training step:
-    the checks compare with these scores. If an adapter is trained, the base model stays available, so the first sync
-    can also call `begin`. Under torchrun, every process creates one and calls it at the same steps. If the engine is
-    on shared servers, the first process uploads each policy once, and the others pull it.
+    Create it while the engine samples from the trainer's base model, and call `begin` before the first training step,
+    because the checks compare with the base model's scores. If an adapter is trained, the base model stays available,
+    so the first sync can also call `begin`. Under torchrun, every process creates one and calls it at the same steps.
+    If the engine uses shared servers, the first process uploads each policy once, and the others pull it.
 
     Args:
         trainer: The trainer whose policies to load.
         engine: The engine to load them into.
         probe: Ids that trainer and engine both score.
         sampling: Sampling parameters that the probe is scored with.
-        tolerance: Largest gap in nats between trainer and an engine in float32.
-        base: The trainer's scores from `begin` in an earlier process, if a run is resumed.
+        tolerance: Largest allowed gap, in nats, between the trainer and an engine in float32.
+        base: The trainer's scores of the probe under its base model, if a run is resumed: the `base` of the earlier
+            process.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class WeightSync:
     async def __call__(self, version: int) -> dict[str, float]:
         """Load the trainer's policy into the engine, and check that it arrived.
 
-        An update that is too small to verify is counted, and checked together with the next ones.
+        An update that is too small to verify is counted, and is checked together with the updates that follow.
 
         Args:
             version: Policy version of the engine from now on.
@@ -82,7 +83,7 @@ class WeightSync:
             self._old = new
         else:
             self.unproven += 1
-            _LOG.info("version %d: the update is too small to verify on the probe that it arrived", version)
+            _LOG.info("version %d: the update is too small for the probe to verify that it arrived", version)
         metrics = {
             "sync/logprob_gap": verdict.gap_max,
             "sync/logprob_gap_mean": verdict.gap_mean,
@@ -129,7 +130,7 @@ class WeightSync:
         """Return this process's verdict.
 
         Raises:
-            EngineError: If any process's check failed, so that no process waits for that one.
+            EngineError: On every process, if the check of any process failed, so that none of them waits.
         """
         refusal, verdict = "", None
         try:
@@ -148,12 +149,12 @@ class WeightSync:
             return
         policy = await asyncio.to_thread(_policy, trainer, first_only=True)
         await engine.hold()
-        await trainer.gather([None])  # no process samples while the servers' own weights change
+        await trainer.gather([None])  # no process samples while the servers' weights change
         pushed, refusal = None, None
         if trainer.rank == 0:
             try:
                 pushed = await engine.push(policy, version=version)
-            except Exception as error:  # the others would wait for it
+            except Exception as error:  # the other processes would wait forever
                 refusal = error
         said = "" if refusal is None else f"{type(refusal).__name__}: {refusal}"
         pushed, said = (await trainer.gather([(pushed, said)]))[0]

@@ -219,10 +219,10 @@ def _asked(segment: Segment, at: float | None) -> Segment:
                 segment(0, [(0, 0)]),
                 _asked(segment(1, [(1, 0)], "fork"), None),
             ),
-            "no times of its turns",
+            "its turns have no times",
         ),
         (rollout(segment(0, [(0, 0), (0, 0)])), "two turns have the same number"),
-        (rollout(segment(0, [(0, 0)], role="spy"), role_rewards={"spy": 1.0}), "role 'spy' has its own reward"),
+        (rollout(segment(0, [(0, 0)], role="spy"), role_rewards={"spy": 1.0}), "role 'spy' has a separate reward"),
         (
             rollout(
                 segment(0, [(0, 0)]),

@@ -61,7 +61,7 @@ async def test_an_advantage_is_teacher_minus_student_logprob_at_the_sampling_tem
         ),
         (
             Teacher(scale=float("nan")),
-            "^teacher: for 6 ids its engine returned 5 scores, or scores that are not finite",
+            "^teacher: its engine returned 5 scores for 6 ids, or scores that are not finite",
         ),
     ],
 )

@@ -145,7 +145,7 @@ def refused(model: Path | str, said: str, config: TrainConfig = PLAIN) -> None:
 def test_an_adapter_folder_is_not_accepted_as_a_model(tiny_model: Path, tmp_path: Path) -> None:
     with Trainer(tiny_model, PLAIN) as trainer:
         trainer.save(tmp_path / "adapter")
-    refused(tmp_path / "adapter", r"^model: .* holds an adapter, .*`agentgym merge`")
+    refused(tmp_path / "adapter", r"^model: .* contains an adapter, .*`agentgym merge`")
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "runs/of/mine/model"])

@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[2]
         ({"balance": "rows"}, "balance: .*'length', 'square' or 'flops'"),
         (
             {"loss": "gspo", "importance_sampling": "token"},
-            "importance_sampling, loss: gspo takes no importance weight, .*set loss='ppo'",
+            "importance_sampling, loss: gspo accepts no importance weight, .*set loss='ppo'",
         ),
-        ({"loss": "cispo", "importance_sampling": "sequence_mask"}, "importance_sampling, loss: cispo takes no"),
-        ({"loss": "sft", "importance_sampling": "token"}, "importance_sampling, loss: sft takes no"),
+        ({"loss": "cispo", "importance_sampling": "sequence_mask"}, "importance_sampling, loss: cispo accepts no"),
+        ({"loss": "sft", "importance_sampling": "token"}, "importance_sampling, loss: sft accepts no"),
         ({"old_logprobs": "trainer", "loss": "sft"}, "old_logprobs, loss: .*set another loss"),
         (
             {"old_logprobs": "trainer", "rollouts_per_minibatch": 8},

@@ -117,7 +117,7 @@ class ChatClient:
                 got = await self._client.chat.completions.with_raw_response.create(**own, extra_body=more or None)
             return read_answer(got.content)
         except (TimeoutError, openai.APITimeoutError) as error:
-            raise Refusal(f"no response within timeout_s, {self._timeout_s:g} s", again=True) from error
+            raise Refusal(f"no response within {self._timeout_s:g} s (timeout_s)", again=True) from error
         except openai.APIStatusError as error:
             raise _refusal_of(error) from error
         except openai.OpenAIError as error:
@@ -128,7 +128,7 @@ class ChatClient:
 
 
 def _refusal_of(error: Any) -> Refusal:
-    """Return the failure that an error status stands for: its message, and whether and when to retry."""
+    """Return the Refusal for an error status, with its message and whether and when to retry."""
     status: int = error.status_code
     code = getattr(error, "code", None)
     again = (status in _AGAIN or status >= 500) and code not in _NEVER

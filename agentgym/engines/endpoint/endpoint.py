@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _EVALUATION = "an endpoint returns neither token ids nor log-probabilities, so it is only for evaluation"
 _SHOWN = 100
-"""Longest setting, in characters, that a model name contains in full."""
+"""Maximum length, in characters, of a setting that a model name contains in full."""
 
 
 @config(frozen=True, eq=False)
@@ -50,17 +50,19 @@ class Endpoint:
     tools: Literal["api", "prompt"] = field(default="api", kw_only=True)
     """How tools are described to the model: by the endpoint's tools API, or in the prompt, in the Hermes format."""
     concurrency: Positive = field(default=32, kw_only=True)
-    """Most requests in flight. Waiting for a free slot doesn't count against the rollout's time limits."""
+    """Maximum number of requests in flight. Waiting for a free slot doesn't count against the rollout's time limits."""
     timeout_s: Above0 = field(default=300.0, kw_only=True)
-    """Most seconds for one request."""
+    """Timeout of one request, in seconds."""
     retries: Count = field(default=6, kw_only=True)
-    """Most retries of a request: after 408, 409, 425, 429, 5xx, an invalid response, a timeout or a lost connection."""
+    """Maximum number of retries of a request, after status 408, 409, 425, 429 or 5xx, an invalid response, a timeout or
+    a lost connection.
+    """
     first_wait_s: Above0 = field(default=0.5, kw_only=True)
     """Seconds before the first retry. They double with each retry, and the actual wait is drawn from the upper half."""
     longest_wait_s: Above0 = field(default=60.0, kw_only=True)
-    """Most seconds before a retry. If the endpoint's Retry-After is longer, the request isn't retried."""
+    """Longest wait before a retry, in seconds. If the endpoint's Retry-After is longer, the request isn't retried."""
     context_tokens: Positive = field(default=131_072, kw_only=True)
-    """Most tokens of one conversation. The env's own limit is often lower."""
+    """Maximum number of tokens in one conversation. The env's own limit is often lower."""
     send_reasoning: bool = field(default=False, kw_only=True)
     """Whether to send back the reasoning of earlier turns, which some models expect."""
     leave_out: Names = field(default=(), kw_only=True)
@@ -131,7 +133,7 @@ class Endpoint:
     def model_name(self) -> str:
         """The URL, the model's name if it is known, and each non-default setting that affects the output.
 
-        These settings distinguish it from another endpoint with the same model.
+        These settings distinguish the endpoint from others with the same model.
         """
         return self._named(self.model or self._state.model)
 
@@ -181,7 +183,7 @@ class Endpoint:
             messages: The conversation so far.
             tools: JSON descriptions of the tools that the model may call.
             session: Name of the conversation, which is ignored.
-            max_tokens: Most tokens of the reply.
+            max_tokens: Maximum number of tokens in the reply.
             sampling: Sampling parameters.
             seed: Seed of the sampling.
 
@@ -222,7 +224,7 @@ class Endpoint:
 
     @property
     def version(self) -> int:
-        """The policy version of turns that no trained policy sampled."""
+        """Always `NO_POLICY`, because no trained policy samples the turns."""
         return NO_POLICY
 
     async def release(self, session: str) -> None:
@@ -236,7 +238,7 @@ class Endpoint:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """Raises EngineError, because an endpoint has no tokenizer on this side."""
+        """Raises EngineError, because the tokenizer is only on the endpoint's side."""
         _refuse("tokenizer")
 
     async def generate(
@@ -258,7 +260,7 @@ _NOT_IN_ANSWERS = frozenset(
     {"url", "model", "api_key_env", "concurrency", "timeout_s", "retries", "first_wait_s", "longest_wait_s"}
     | {"prompt_price", "cached_price", "completion_price"}
 )
-"""Settings that don't affect the output, and those that a model name contains anyway."""
+"""Settings that a model name leaves out, because they don't affect the output or the name contains them anyway."""
 
 
 def _default(of: "Field[Any]") -> Any:

@@ -1,4 +1,4 @@
-"""Validates an SGLang server's responses: each becomes a typed value or an error, and none is repaired."""
+"""Validates an SGLang server's responses. Each becomes a typed value or an error; nothing is repaired."""
 
 import json
 from array import array
@@ -24,18 +24,18 @@ class ServerFacts(NamedTuple):
     """The settings that a server reports."""
 
     context_tokens: int
-    """Most ids of one request, prompt and completion together."""
+    """Maximum number of ids in one request, prompt and completion together."""
     model: str
     seeded: bool
     """Whether sampling depends only on the seed and the request, as with deterministic inference."""
     weight_version: str | None
     """The server's name for the weights that it started with."""
     tp: int = 1
-    """Number of processes that each hold a part of the weights."""
+    """Number of processes among which the weights are split (tensor parallelism)."""
     dtype: str = ""
     """The dtype of the weights, such as float32; empty if the server doesn't report it."""
     lora: bool = False
-    """Whether the server accepts adapters. It then accepts no weights, because its weights have other names."""
+    """Whether the server accepts adapters. If so, it doesn't accept weights, because its weights have other names."""
 
 
 def server_facts(info: Any, server: str) -> ServerFacts:
@@ -61,14 +61,15 @@ def server_facts(info: Any, server: str) -> ServerFacts:
 
 
 def completion_of(body: Any, version: int, *, named: bool = True, ours: str | None = None) -> Completion:
-    """Return the response of POST /generate as a Completion.
+    """Convert the response of POST /generate to a Completion.
 
     Log-probabilities have the form `[value, id, text]`, one for each of `output_ids`, including the stop id.
 
     Args:
         body: The decoded response.
         version: The completion's policy version.
-        named: Whether to use the weights' number as the version instead, if the server reports one that isn't `ours`.
+        named: Whether to use the reported name of the weights as the version instead, if it is a number and isn't
+            `ours`.
         ours: The server's name for the weights that it started with.
 
     Raises:
@@ -85,11 +86,11 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
         values, sampled = array("f", [row[0] for row in rows]), [row[1] for row in rows]
     except _BROKEN:
         raise EngineError(
-            f"expected a value and an id in each of the server's log-probabilities, got {str(rows)[:200]}"
+            f"the server's log-probabilities: expected a value and an id in each, got {str(rows)[:200]}"
         ) from None
     if sampled != ids or type(ids) is not list:
         raise EngineError(
-            f"the server sampled {_count(ids)} ids, but returned {len(rows)} log-probabilities, or those of others"
+            f"the server sampled {_count(ids)} ids, but returned {len(rows)} log-probabilities, or those of other ids"
         )
     try:
         return Completion(
@@ -150,8 +151,8 @@ def field_of(body: Any, *path: str) -> Any:
 def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool = False) -> Floats:
     """Return the values of rows `[value, id, ..]`.
 
-    In a prompt, SGLang reports the vocabulary's last id as 0, because it clips the ids that stand for images, and
-    also that one.
+    In a prompt, SGLang reports the vocabulary's last id as 0, because its clipping of image placeholder ids also
+    affects that id.
 
     Raises:
         EngineError: If the ids are different from `token_ids`, or a value isn't finite.
@@ -160,7 +161,7 @@ def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool 
         scored, values = [row[1] for row in rows], np.array([float(row[0]) for row in rows], np.float32)
     except _BROKEN:
         raise EngineError(
-            f"expected a value and an id in each of the server's log-probabilities, got {str(rows)[:200]}"
+            f"the server's log-probabilities: expected a value and an id in each, got {str(rows)[:200]}"
         ) from None
     others = [pair for pair in zip(scored, token_ids, strict=False) if pair[0] != pair[1]]
     clipped = [(0, max(token_ids, default=0))] if of_prompt else []
@@ -172,7 +173,7 @@ def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool 
 
 
 def first_of(rows: Any) -> Any:
-    """Return the row of the one requested id and position, or None if it is missing."""
+    """Return the row of a request's only id at its only position, or None if the row is missing."""
     try:
         return rows[0][0]
     except (TypeError, IndexError, KeyError):

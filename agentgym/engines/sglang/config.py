@@ -47,11 +47,11 @@ class SGLangConfig:
     host: Name = "127.0.0.1"
     """The address that launched servers listen on. Anyone who can reach it can send them requests."""
     colocate: Literal["off", "keep", "drop"] = "off"
-    """Whether launched servers share the trainer's GPUs. During training they release the memory of their KV cache
-    (keep), or also that of their weights, of which they keep a copy in host memory (drop).
+    """Whether launched servers share the trainer's GPUs. During training, they release the memory of their KV cache
+    (keep), or of both the KV cache and the weights, with a copy of the weights in host memory (drop).
     """
     restarts: Count = 3
-    """Number of times that a launched server is restarted if it ends on its own."""
+    """Maximum number of times that a launched server is restarted after it exits unexpectedly."""
     arguments: Text = ""
     """Extra flags for launched servers, quoted as for a shell: "--mem-fraction-static 0.8"."""
     api_key_env: Name = "AGENTGYM_SGLANG_API_KEY"
@@ -63,22 +63,24 @@ class SGLangConfig:
     slots: Positive = 64
     """Number of rollouts that run at the same time. A launched server runs as many requests at the same time."""
     context_tokens: Positive | None = None
-    """Most ids of a session, prompt and completion together, unless a server's own limit is lower. None: the server's
-    limit, which depends on the model's positions and the GPU's memory.
+    """Maximum number of ids in a session, prompt and completion together, unless a server's own limit is lower. None:
+    the server's limit, which depends on the model's positions and the GPU's memory.
     """
     adapters: Literal["tensors", "disk", "merged"] = "tensors"
     """How adapters get to the servers: in the request ("tensors"), through a folder that the servers can read
     ("disk"), or merged into the servers' own weights, which are then pushed instead ("merged").
     """
     bucket_mb: Positive = 256
-    """Megabytes of merged weights per request. A request has at least one tensor."""
+    """Megabytes of merged weights per request. Each request contains at least one tensor, however large."""
     health_s: Above0 = 10.0
-    """Seconds between two health checks, and for each response. A server that misses one gets no more requests."""
+    """Seconds between two health checks, and timeout of each response. A server that doesn't respond gets no more
+    requests.
+    """
     stall_s: Above0 = 60.0
     """Seconds within which a server must sample an id on request; otherwise it gets no more requests."""
     server_wait_s: NotNegative = 120.0
-    """Seconds that a request or a new adapter waits while no server is available; 0 fails at once. A launched server
-    that has ended for good is not waited for.
+    """Seconds that a request or a new adapter waits while no server is available; 0 fails at once. Nothing waits for
+    launched servers that have ended for good.
     """
 
     def __post_init__(self) -> None:
@@ -86,10 +88,12 @@ class SGLangConfig:
         if twice:
             raise ValueError(f"urls: {twice} appear twice; list each server once")
         if len(set(self.gpus)) < len(self.gpus):
-            raise ValueError(f"gpus: {list(self.gpus)} contains one twice; servers cannot share GPUs")
+            raise ValueError(f"gpus: {list(self.gpus)} contains a GPU twice; servers cannot share GPUs")
         if self.urls and (self.gpus or self.colocate != "off"):
             field = "gpus" if self.gpus else "colocate"
-            raise ValueError(f"{field}: only for launched servers, but those of urls are already running; leave it out")
+            raise ValueError(
+                f"{field}: only for launched servers, but the servers in urls are already running; leave it out"
+            )
         for flag, field in _OWN_FLAGS.items():
             if any(word.partition("=")[0] == flag for word in shlex.split(self.arguments)):
                 raise ValueError(f"arguments: {flag} is not allowed; {field}")

@@ -39,10 +39,10 @@ __all__ = ["SGLangConfig", "SGLangEngine"]
 class SGLangEngine:
     """Samples through SGLang servers. It implements `Engine`; use it inside `async with`.
 
-    The servers are those of `config.urls`, or launched ones, which end with all their processes however this process
-    ends. A server that dies or hangs is lost, and its requests are sent to another one; this is safe because none of
-    their results has reached an env. If there is no other server, requests wait for one to come back, at most
-    `config.server_wait_s` seconds, and then fail with EngineError.
+    The engine attaches to the servers in `config.urls`, or launches servers. Launched servers and all their processes
+    are terminated when this process ends, no matter how it ends. If a server dies or hangs, its requests are sent to
+    another server, which is safe because none of their results has reached an env. If there is no other server,
+    requests wait at most `config.server_wait_s` seconds for one to come back, and then fail with EngineError.
 
     Args:
         model: A folder or hub name, whose files define the vocabulary and the stop ids. None uses the model that an
@@ -112,12 +112,12 @@ class SGLangEngine:
         config: SGLangConfig | None = None,
         tokenizer: ChatTokenizer | None = None,
     ) -> Self:
-        """Create an engine for running servers, which keep running when it closes.
+        """Create an engine for servers that are already running, and that keep running when the engine closes.
 
         Args:
             *urls: The servers, as http://host:port.
             model: Folder or hub name of the served model; None uses the one that a server reports.
-            config: Settings, whose `urls` are replaced; None for the defaults.
+            config: Settings, of which `urls` is ignored; None for the defaults.
             tokenizer: The chat tokenizer; None loads the model's.
 
         Raises:
@@ -164,7 +164,7 @@ class SGLangEngine:
 
     @property
     def context_tokens(self) -> int:
-        """Most ids, prompt and completion together, in one request to any of the servers.
+        """Maximum number of ids, prompt and completion together, in one request to any of the servers.
 
         Raises:
             EngineError: If the engine isn't open yet and the config doesn't set it.
@@ -183,7 +183,7 @@ class SGLangEngine:
 
     @property
     def version(self) -> int:
-        """Policy version that new tokens are sampled under; 0 before the first `load_adapter`."""
+        """Policy version of tokens sampled from now on; 0 before the first `load_adapter`."""
         return self._fleet.policy.version
 
     @property
@@ -202,15 +202,15 @@ class SGLangEngine:
         """Sample at most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
         If a stop id ended the turn, it is the last id. If the engine is `seeded`, samples depend only on the
-        arguments and the weights. If the weights change during a turn, the turn continues and its `versions` tell
-        from which id on. Cancelling the call aborts its request on the server.
+        arguments and the weights. If the weights change during a turn, the turn continues, and its `versions` give
+        the index of the first id under the new weights. Cancelling the call aborts its request on the server.
 
         Args:
             token_ids: The prompt, any sequence of integers.
-            session: Name of the growing context, which stays on the same server while that is available.
-            max_tokens: Most ids to sample.
+            session: Name of the growing context, which stays on one server as long as that server is available.
+            max_tokens: Maximum number of ids to sample.
             sampling: Sampling parameters.
-            seed: Seed of the sampling, see `seeded`.
+            seed: Seed of the sampling; see `seeded`.
 
         Raises:
             ValueError: If ids are outside the vocabulary, the request exceeds the context, or the session is still
@@ -234,8 +234,8 @@ class SGLangEngine:
     async def abort(self, session: str, *, keep: bool) -> None:
         """End the turn that a session is sampling, if any, so that its `generate` returns with finish_reason "abort".
 
-        A turn that ended on its own just before is returned as it ended, if it is to be kept. During a pause, the
-        turn ends when the pause does.
+        If the turn has just finished normally and `keep` is true, its own finish reason is returned. During a pause,
+        the turn ends when the pause does.
 
         Args:
             session: The session whose turn to end.
@@ -266,8 +266,8 @@ class SGLangEngine:
         """Sample new tokens from the base model plus an adapter.
 
         Args:
-            adapter: The adapter, or the folder of a saved one, such as a run's `adapter/`, which is read on this
-                machine and not by the servers. None for the base model alone.
+            adapter: The adapter, or the folder of a saved one, such as a run's `adapter/`, which this process reads,
+                not the servers. None for the base model alone.
             version: Policy version of tokens sampled from now on.
 
         Raises:
@@ -278,10 +278,10 @@ class SGLangEngine:
         await self._load(await opened_adapter(adapter), version)
 
     async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
-        """Sample new tokens from the model with these weights, which replace the servers' own.
+        """Sample new tokens from the model with these weights, which replace the servers' weights.
 
         Args:
-            weights: The weights, of which `files` is used.
+            weights: The weights; only `files` is used.
             version: Policy version of tokens sampled from now on.
 
         Raises:
@@ -352,7 +352,7 @@ class SGLangEngine:
         self._fleet.open.set()
 
     async def release_memory(self) -> None:
-        """Release the GPU memory that `colocate` shares, after every client's `drain`.
+        """Release the servers' GPU memory for the trainer (see `colocate`). Every client must call `drain` first.
 
         Raises:
             EngineError: If a server can't release it.
@@ -390,12 +390,12 @@ class SGLangEngine:
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Return the log-probability of each id except the first, given the ids before it.
 
-        The values are those that `generate` would report. With several servers, each call uses the next one, so that
-        all are probed. At a temperature other than 0 and 1, the server samples once after each id.
+        These are the values that `generate` would report. With several servers, each call uses the next one, so all
+        of them are probed. At a temperature other than 0 and 1, the server scores by sampling once after each id.
 
         Args:
             token_ids: The ids to score.
-            sampling: Sampling parameters, of which only the temperature matters.
+            sampling: Sampling parameters; only the temperature matters.
 
         Raises:
             ValueError: If ids are outside the vocabulary, or too many for the context.

@@ -1,4 +1,4 @@
-"""The servers of an engine: each has the current policy, or is lost and gets no requests."""
+"""An engine's servers. Each has the current policy, or counts as lost and gets no requests."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 _UNLOAD_S = 60.0
 """Seconds for servers to unload this engine's adapters when it closes."""
 _SOON_S = 0.5
-"""Seconds until a server that was just lost is checked for the first time."""
+"""Seconds until the first check of a server that was just lost."""
 
 
 @dataclass(slots=True)
@@ -41,11 +41,11 @@ class FleetCounts:
     lost_servers: int = 0
     revived_servers: int = 0
     restarts: int = 0
-    """Launched servers that ended on their own and were restarted."""
+    """Restarts of launched servers that exited unexpectedly."""
 
 
 class Fleet:
-    """Servers with a common policy. An unresponsive server is lost, until the watch finds that it serves again."""
+    """Servers with a common policy. An unresponsive server is lost until the watch finds that it serves again."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Fleet:
         return usable[self._asked % len(usable)]
 
     def place(self, session: str, prompt: Prompt, *, avoid: Sequence[Server]) -> Server:
-        """Return the session's server.
+        """Return the server for a session's next request.
 
         Raises:
             NoServer: If none is left outside `avoid`.
@@ -159,8 +159,8 @@ class Fleet:
     async def _packed(self, given: Adapter | ModelWeights | None, version: int) -> tuple[PolicyVersion, Payload | None]:
         """Return the policy under a new unique name, and the requests that upload it, or None if none are needed.
 
-        Servers can't reuse a name, because they remember what it meant before. The packing runs outside the event
-        loop.
+        A name can't be reused, because servers remember the earlier policy of that name. The packing runs outside the
+        event loop.
         """
         name = f"agentgym-{uuid4().hex[:12]}-v{version}"
         digest = await asyncio.to_thread(digest_of, given)
@@ -231,7 +231,7 @@ class Fleet:
     async def each(self, servers: Iterable[Server], ask: Callable[[Server], Awaitable[None]]) -> list[ValueError]:
         """Call `ask` for these servers concurrently, and return the ValueErrors that it raised.
 
-        A server that fails to respond is lost.
+        A server that fails to respond is marked as lost.
         """
         refused: list[ValueError] = []
 
@@ -249,35 +249,38 @@ class Fleet:
         return refused
 
     async def check(self, server: Server) -> None:
-        """Lose the server if it doesn't respond."""
+        """Mark the server as lost if it doesn't respond."""
         if server.alive and await server.ready(self.config.health_s) is None:
             self.lose(server)
 
     def move(self, old: str, new: str) -> None:
-        """Lose the server at the URL `old`. The watch takes over the one at `new` instead."""
+        """Mark the server at the URL `old` as lost. The watch then checks for its replacement at `new`."""
         for server in self.servers:
             if server.client.url == old:
                 self.lose(server)
                 server.move(new)
 
     def lose(self, server: Server) -> None:
-        """Send a server nothing more. Its pending requests fail at once, and can be sent elsewhere."""
+        """Mark a server as lost and send it nothing more.
+
+        Its pending requests fail at once, and can be sent to other servers.
+        """
         if server.alive:
             self.counts.lost_servers += 1
             self.router.lose(server)
             server.client.close()
 
     async def _revive(self, server: Server) -> None:
-        """Take a lost server back if it serves again, and load the current policy."""
+        """Load the current policy into a lost server and use it again, if it serves requests."""
         with suppress(ConnectionError, EngineError, ValueError):
             if server.process is not None and server.process.ended:
                 await self._restart(server)
             if server.paused:
                 await server.resume()
-            # /ready alone isn't enough: a scheduler that hung must sample first.
+            # /ready alone isn't enough: if the scheduler hung, it must first show that it samples.
             if not (await server.samples(self.config.stall_s) and await server.ready(self.config.health_s) == 200):
                 return
-            await _unload(server, sorted(server.adapters))  # it may have forgotten them, or not
+            await _unload(server, sorted(server.adapters))  # It may still have these adapters.
             server.doubt()
             while not server.holds(self.policy):  # `push` skips lost servers, so the policy may change
                 payload = self._payloads.get(self.policy)
@@ -296,7 +299,7 @@ class Fleet:
         """
         process = server.process
         if process is None or not process.restarts_left:
-            raise EngineError(f"{server}: ended, and has no restarts left")
+            raise EngineError(f"{server} ended, and has no restarts left")
         _LOG.warning("%s ended and is being restarted; its log ended: %s", server, process.log_tail(3))
         self.counts.restarts += 1
         await process.restart()
@@ -311,9 +314,9 @@ class Fleet:
                 watching.create_task(self._watch_samples(server))
 
     async def _watch_answers(self, server: Server) -> None:
-        """Lose a server that doesn't respond.
+        """Mark the server as lost if it doesn't respond.
 
-        Then check it at growing intervals, and take it back when it serves again.
+        A lost server is checked at growing intervals, and used again when it serves requests.
         """
         pause_s = self.config.health_s
         while True:
@@ -326,7 +329,7 @@ class Fleet:
                 pause_s = min(2 * pause_s, self.config.health_s)
 
     async def _watch_samples(self, server: Server) -> None:
-        """Lose a server that responds but doesn't sample, unless it was paused."""
+        """Mark the server as lost if it responds but doesn't sample, unless it was paused."""
         while True:
             await asyncio.sleep(self.config.health_s)
             if not server.alive or server.paused or not self.open.is_set():
@@ -335,7 +338,7 @@ class Fleet:
                 self.lose(server)
 
     def _no_server(self) -> NoServer:
-        """Return the error for no remaining servers. It quotes the logs of launched servers that have ended."""
+        """Return a NoServer error that quotes the logs of launched servers that have ended."""
         ended = [(s, s.process) for s in self.servers if s.process is not None and s.process.pid is None]
         tails = "".join(f"; {server} ended: {process.log_tail()}" for server, process in ended)
         return NoServer(f"no server is left: {', '.join(map(repr, self.servers)) or 'none'}{tails}")

@@ -113,7 +113,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 class Attempts:
     """A request's failed attempts.
 
-    While no server can take the request, it waits `wait_s` seconds in total, then fails.
+    While no server can accept the request, it waits for at most `wait_s` seconds in total, and then fails.
     """
 
     def __init__(self, what: str, servers: Sequence[Server], *, wait_s: float) -> None:
@@ -132,7 +132,11 @@ class Attempts:
         return [server for server in self._servers if server in self._busy or self._gave_up(server)]
 
     def failed(self, server: Server, error: ConnectionError | Unavailable) -> None:
-        """Record a failure. A busy server is retried after a pause, another one once more or not at all."""
+        """Record a failure. A busy server is retried after a pause.
+
+        Any other server is retried once if the connection failed, and not at all if the server responded with a
+        failure.
+        """
         self._last = error
         if isinstance(error, Busy):
             self._busy.add(server)
@@ -145,7 +149,8 @@ class Attempts:
         The rollout's time limits are suspended meanwhile, because the rollout isn't at fault for the wait.
 
         Raises:
-            EngineError: If no server can come back, or the time is up. The message has both reasons.
+            EngineError: If no server can come back, or the time is up. The message also contains the last failure, if
+                any.
         """
         now = asyncio.get_running_loop().time()
         if self._until is None:

@@ -21,8 +21,8 @@ with suppress(ImportError):  # Optional; if it is installed, decoding takes a fi
     _fast = importlib.import_module("orjson").loads
 
 _IDLE_S = 2.0
-"""Most seconds that a connection may be idle and still be reused. Servers close idle ones after 5 s, and a request
-must not run into that.
+"""Maximum seconds that a connection may be idle and still be reused. Servers close idle connections after 5 s, and a
+request must not be sent on a connection that is being closed.
 """
 
 encoded = json.JSONEncoder(separators=(",", ":")).encode
@@ -40,7 +40,8 @@ class JsonClient:
     """A client of one server. Its methods may be called concurrently from one event loop.
 
     Calls raise ConnectionError if the server can't be reached, closes the connection or doesn't respond in time, and
-    WireError if its response isn't HTTP. Cancelling a call closes its connection, which tells the server about it.
+    WireError if its response isn't HTTP. Cancelling a call closes its connection, so the server notices the
+    cancellation.
 
     Raises:
         ValueError: If the URL or the API key is invalid.
@@ -76,7 +77,7 @@ class JsonClient:
         Args:
             path: The path.
             payload: A value to encode as JSON, or bytes that are JSON already.
-            timeout_s: Most seconds for the request; None for no limit.
+            timeout_s: Timeout of the request in seconds; None for no limit.
         """
         body = payload if isinstance(payload, bytes) else encoded(payload).encode()
         return self._ask("POST", path, (body,), timeout_s)
@@ -147,7 +148,7 @@ class JsonClient:
         try:
             async with asyncio.timeout(self._connect_s) as limit:
                 _, link = await loop.create_connection(lambda: HttpLink(loop), self._host, self._port, ssl=self._tls)
-        except TimeoutError:  # ours, or the kernel's, which has its own limit for connecting
+        except TimeoutError:  # our timeout, or the kernel's own limit for connecting
             if not limit.expired():
                 raise
             raise ConnectionError(f"no connection within {self._connect_s:g} s") from None

@@ -58,7 +58,7 @@ def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) ->
     if other != vocabulary:
         raise ValueError(
             f"model: {str(model)!r} has a vocabulary of {vocabulary}, but the server serves {served_model!r} with "
-            f"{other}"
+            f"a vocabulary of {other}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import TypeGuard
 import numpy as np
 
 BLOCK = 32
-"""Number of ids in a block. Prefixes are compared block by block, so a shorter one doesn't count."""
+"""Number of ids in a block. Prefixes are compared block by block, so a prefix shorter than a block doesn't count."""
 _ID = 8
 """Bytes per id."""
 _OPENINGS = 16
@@ -30,7 +30,7 @@ with suppress(ImportError):  # Optional; if it is installed, encoding takes a te
 
 
 class Prompt:
-    """Ids of the vocabulary, and their text inside a JSON array. Both only grow."""
+    """A prompt's ids, and their text inside a JSON array. Both only grow."""
 
     __slots__ = ("_blocks", "grows", "raw", "text")
 
@@ -50,7 +50,7 @@ class Prompt:
 
     @property
     def blocks(self) -> list[int]:
-        """For each whole block of ids, a hash of that block and all before it."""
+        """For each whole block of ids, a hash of that block and all blocks before it."""
         blocks, raw = self._blocks, self.raw
         number = blocks[-1] if blocks else 0
         for start in range(len(blocks) * BLOCK * _ID, len(raw) - BLOCK * _ID + 1, BLOCK * _ID):
@@ -81,7 +81,7 @@ class Prompts:
         self.vocabulary = vocabulary
         self._last: dict[str, Prompt] = {}
         self._openings: dict[tuple[int, bytes], Prompt] = {}
-        """By length and last ids."""
+        """First prompts, by their length and last ids."""
 
     def take(self, session: str, token_ids: Sequence[int]) -> Prompt:
         """Return the session's next prompt. It is the same object as the last one if the ids were only appended to.
@@ -126,7 +126,7 @@ class Prompts:
 
 
 def _begins_with(token_ids: memoryview, prompt: Prompt) -> bool:
-    """Return whether the ids begin with the prompt's.
+    """Return whether the ids begin with the prompt's ids.
 
     If both come from the same growing array of a rollout, only the prompt's end is compared.
     """

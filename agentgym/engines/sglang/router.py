@@ -1,4 +1,4 @@
-"""Chooses a server for each session: one that has its prefix, while keeping the load balanced."""
+"""Chooses a server for each session: one that has computed its prefix, as long as the load stays balanced."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -12,12 +12,13 @@ _REMEMBERED = 1 << 16
 with.
 """
 _SLACK = 4
-"""A server is not chosen for its prefix if it has this many sessions more than the least loaded server, or half as
-many again, whichever is more."""
+"""A server with this many sessions more than the least loaded one is not chosen for its prefix. The limit is half of
+the least loaded server's sessions instead, if that is more.
+"""
 
 
 class _Home(NamedTuple):
-    """A session's server, and how many blocks of which prompt are recorded for it."""
+    """A session's server, its prompt, and the number of the prompt's blocks that are recorded for the server."""
 
     server: Server
     prompt: Prompt | None = None
@@ -38,10 +39,10 @@ class Router:
         return [server for server in self.servers if server.alive]
 
     def place(self, session: str, prompt: Prompt, *, avoid: Sequence[Server] = ()) -> Server:
-        """Return the session's server: its current one if that is usable, else the best one for this prompt.
+        """Return the session's server: its current one if usable, else the best one for this prompt.
 
-        The best one is, among the servers with few sessions, the one that computed the longest prefix of the ids; on
-        a tie, the least loaded one.
+        Among the servers with few sessions, the best is the one that has computed the longest prefix of the ids. On a
+        tie, it is the least loaded one.
 
         Raises:
             NoServer: If no server is left.

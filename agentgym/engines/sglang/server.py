@@ -31,9 +31,9 @@ _LOAD_S = 600.0
 _SCORED_AT_ONCE = 64
 """Number of positions that one request scores by sampling."""
 _IDLE_S = 0.05
-"""Seconds between two polls whether a server is idle."""
+"""Seconds between two checks of whether a server is idle."""
 _AGAIN_S = 0.5
-"""Seconds between two polls whether a server samples."""
+"""Seconds between two checks of whether a server samples."""
 _COME_BACK = (429, 502, 503, 504)
 """Statuses of a server, or of a gateway in front of it, for which the same request may succeed later."""
 
@@ -87,7 +87,7 @@ class Server:
         self.adapters: set[str] = set()
         """Names of the adapters that the server was told to load and may still have."""
         self.tp = 1
-        """Number of processes that each hold a part of the weights, and each get a copy of every upload."""
+        """Number of processes among which the weights are split. Each gets a copy of every upload."""
         self._loaded: set[str] = set()
         self._weights: str | None = ""
         """Name of the last pushed weights; empty for the model's original ones, None if a push failed midway."""
@@ -152,13 +152,13 @@ class Server:
         return True
 
     async def generate(self, ask: Ask) -> Completion:
-        """Return the ids that the server sampled. An aborted request has the ids sampled before the abort."""
+        """Return the ids that the server sampled. An aborted request returns the ids sampled before the abort."""
         try:
             answer = await self.client.post_parts("/generate", *ask.body())
         except WireError as error:
             raise EngineError(f"{self}: {error}") from error
         body = answer.body if answer.status == 200 else self._checked("/generate", answer)
-        # With an adapter, the policy is the adapter; the number would be the name of the weights under it.
+        # With an adapter, the adapter is the policy, and the reported name is only that of the base weights.
         named = ask.policy.lora is None
         return completion_of(body, ask.policy.version, named=named, ours=self._first_weights)
 
@@ -186,7 +186,7 @@ class Server:
     async def _score_draws(
         self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: PolicyVersion
     ) -> Floats:
-        """Score the ids from `start` on: sampling once after each prefix reports the next id's log-probability."""
+        """Score the ids from `start` on, sampling once after each prefix to get the next id's log-probability."""
         ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
         payload = {
             "input_ids": [list(token_ids[:end]) for end in ends],
@@ -239,7 +239,7 @@ class Server:
         self._taken(await self._try("/begin_weight_update", {}, _LOAD_S))
         try:
             requests = payload.requests(self.tp)
-            while (request := await asyncio.to_thread(next, requests, None)) is not None:  # it reads and packs
+            while (request := await asyncio.to_thread(next, requests, None)) is not None:  # reads and packs
                 self._taken(await self._try(*request, _LOAD_S))
         finally:
             self._taken(await self._try("/end_weight_update", {}, _LOAD_S))
@@ -272,7 +272,7 @@ class Server:
         return policy.lora in self._loaded if policy.lora is not None else policy.weights == self._weights
 
     async def pull(self, policy: PolicyVersion) -> bool:
-        """Return whether the server has a policy that another client pushed, and remember it."""
+        """Return whether the server has a policy that another client pushed, and if so, record it."""
         if policy.lora is None:
             if policy.weights and not await self._serves(policy.version):
                 return False

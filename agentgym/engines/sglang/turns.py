@@ -69,10 +69,10 @@ class Turns:
             await self._end(turn.piece)
 
     def overtake(self) -> list[Piece]:
-        """Abort the requests in flight, whose turns other requests continue.
+        """Abort the requests in flight. New requests then continue their turns.
 
         Returns:
-            The aborted requests, for callers that wait for their end.
+            The aborted requests, for callers that wait until they have ended.
         """
         overtaken = []
         for turn in self._turns.values():

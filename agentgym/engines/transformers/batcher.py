@@ -30,9 +30,11 @@ Settle: TypeAlias = Callable[[object], None]
 _SHARED = 16
 """Shortest prefix, in ids, that is shared. Waiting for a shorter one costs more than computing it."""
 _PATIENCE = 4
-"""Decode steps that a few prefilling rows wait for more rows to prefill with. Many rows don't wait."""
+"""Number of decode steps that a few prefilling rows wait for more rows to prefill with. Many rows don't wait."""
 _NARROW = 32
-"""Width up to which rows are padded: padding is then cheaper than a separate forward pass."""
+"""Width up to which rows of different widths are padded, because padding is then cheaper than a separate forward
+pass.
+"""
 
 
 @dataclass(slots=True)
@@ -281,7 +283,7 @@ class Batcher:
         request.settle(completion)
 
     def _leave(self, request: Request) -> None:
-        """Take a request out of the live ones. Its slot, if any, becomes idle but stays with its session."""
+        """Remove a request from the unsettled ones. Its slot, if any, becomes idle but stays with its session."""
         del self._live[request.session]
         if request.slot < 0:
             self._queue.remove(request)
@@ -309,7 +311,7 @@ class Batcher:
         self._start(request)
 
     def _start(self, request: Request, *, may_wait: bool = True) -> None:
-        """Start the prompt from KV in its slot or another one, or wait for a donor that will compute more."""
+        """Start a request from KV in any slot, or let it wait for a donor that will compute a longer prefix."""
         kept = self._slots.begin(request.slot, request.token_ids)
         request.donor = None
         request.versions = [Version(0, self.version)]
@@ -329,7 +331,7 @@ class Batcher:
         self._followers.append(request)
 
     def _serve_followers(self) -> None:
-        """Copy KV from donors that have computed enough; if a donor has left, start from the KV available."""
+        """Copy KV from donors that have computed enough. If a donor has left, start from the available KV."""
         waiting, self._followers = self._followers, []
         for request in waiting:
             donor = request.donor

@@ -34,26 +34,34 @@ class TransformersConfig:
     """Settings of the embedded engine. The defaults suit a small model on one CPU core."""
 
     slots: Positive = 64
-    """Most turns that are sampled at once; other turns wait. Each slot has the KV cache of a whole context."""
+    """Maximum number of turns that are sampled at once; other turns wait. Each slot has the KV cache of a whole
+    context.
+    """
     context_tokens: Positive | None = None
-    """Most ids of a session, prompt and completion together. None: the model's number of positions, limited so that the
-    KV of all slots fits in 1 GiB, but at least 512 if the model has as many.
+    """Maximum number of ids in a session, prompt and completion together. None: the model's number of positions,
+    limited so that the KV of all slots fits in 1 GiB, but at least 512 if the model has as many.
     """
     prefill_tokens: Positive = 1024
-    """Most ids in one prefill forward pass, including padding. It limits how long decoding turns wait for it."""
+    """Maximum number of ids in one prefill forward pass, including padding. It limits how long decoding turns wait for
+    the pass.
+    """
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The dtype of weights and KV if the engine loads the model. auto is bfloat16 on a GPU that supports it, and
-    float32 elsewhere. Log-probabilities are always float32."""
+    float32 elsewhere. Log-probabilities are always float32.
+    """
     device: Name = "auto"
-    """The device to load the model to: auto (a GPU if there is one), or a torch device. Under torchrun each process
-    uses the GPU of its local rank."""
+    """The device to load the model to: auto (a GPU if there is one), or a torch device. Under torchrun, each process
+    uses the GPU of its local rank.
+    """
     threads: Positive = 1
-    """Torch's CPU threads, set for the whole process. More than 1 helps only large models on idle cores."""
+    """Number of CPU threads that torch uses in the whole process. More than 1 helps only large models on idle cores."""
 
 
 class _Command(NamedTuple):
     run: Callable[["Batcher"], object]
-    """A function that the thread calls between two steps. It returns `_LATER` if a later step settles the command."""
+    """A function that the engine's thread calls between two steps. It returns `_LATER` if a later step settles the
+    command.
+    """
     settle: Callable[[object], None]
 
 
@@ -69,7 +77,8 @@ class TransformersEngine:
         model: A folder or hub name of a transformers causal language model and its tokenizer, or a loaded model. The
             engine takes over a loaded model: it merges adapters into the weights.
         config: Settings of the engine; None for the defaults.
-        tokenizer: The chat tokenizer. It is required with a loaded model; None loads the one next to the model.
+        tokenizer: The chat tokenizer, which is required with a loaded model; None loads the one in the model's
+            folder.
 
     Raises:
         ValueError: If a loaded model is passed without a tokenizer.
@@ -113,7 +122,7 @@ class TransformersEngine:
 
     @property
     def context_tokens(self) -> int:
-        """Most ids, prompt and completion together, in one request.
+        """Maximum number of ids in one request, prompt and completion together.
 
         Raises:
             EngineError: If the engine isn't open yet and the config doesn't set it.
@@ -128,9 +137,9 @@ class TransformersEngine:
 
     @property
     def model_name(self) -> str:
-        """The model's folder or name, and its adapter's folder if it has one.
+        """The model's folder or name, followed by its adapter's folder if it has one.
 
-        A loaded model's name is the one that it was loaded by.
+        For a loaded model, this is the name that it was loaded by.
         """
         model = str(getattr(self._model, "name_or_path", self._model))
         return f"{model} with {self._adapter}" if self._adapter else model
@@ -142,7 +151,7 @@ class TransformersEngine:
 
     @property
     def version(self) -> int:
-        """Policy version that new tokens are sampled under; 0 before the first `load_adapter`."""
+        """Policy version of tokens sampled from now on; 0 before the first `load_adapter`."""
         return 0 if self._batcher is None else self._batcher.version
 
     @property
@@ -157,12 +166,12 @@ class TransformersEngine:
 
         If a stop id ended the turn, it is the last id. The sampled ids depend on the arguments and the weights, not
         on other requests that run at the same time (except for float noise). If the weights change during a turn, the
-        turn continues and its `versions` tell from which id on.
+        turn continues, and its `versions` give the index of the first id under the new weights.
 
         Args:
             token_ids: The prompt, any sequence of integers.
             session: Name of the growing context, whose KV is reused.
-            max_tokens: Most ids to sample.
+            max_tokens: Maximum number of ids to sample.
             sampling: Sampling parameters.
             seed: Seed of the sampling.
 
@@ -226,7 +235,7 @@ class TransformersEngine:
         """Sample new tokens from the model with these weights, as `load_adapter` does with an adapter.
 
         Args:
-            weights: Tensors by name. Weights that aren't included are the model's original ones.
+            weights: Tensors by name. Weights that aren't included have the model's original values.
             version: Policy version of tokens sampled from now on.
 
         Raises:
@@ -238,7 +247,7 @@ class TransformersEngine:
         self._adapter, self._policy = "", digest
 
     async def fingerprint(self) -> dict[str, str]:
-        """Return digests of what determines the engine's output, or {} if it isn't open."""
+        """Return a digest of each component that determines the engine's output, or {} if the engine isn't open."""
         if self._batcher is None:
             return {}
         own = {"weights": self._weights, "adapter": self._policy, "chat": chat_digest(self.tokenizer)}
@@ -249,7 +258,7 @@ class TransformersEngine:
 
         Args:
             token_ids: The ids to score.
-            sampling: Sampling parameters, of which only the temperature matters.
+            sampling: Sampling parameters; only the temperature matters.
 
         Raises:
             ValueError: If ids are outside the vocabulary, or too many for the context.
@@ -326,7 +335,7 @@ class TransformersEngine:
         try:
             while self._run_commands(batcher):
                 batcher.step()
-        except BaseException as error:  # no caller could catch it, so the requests get the error
+        except BaseException as error:  # No caller could catch this error, so the requests get it.
             batcher.fail_all(partial(_broken, error))
             while (command := self._inbox.get()) is not None:
                 command.settle(_broken(error))

@@ -1,8 +1,8 @@
-"""Dense decoders that bypass their modules: most of a small model's step is Python overhead around its arithmetic.
+"""Dense decoders that bypass their modules, because most of a small model's step is Python overhead.
 
-Llama, Mistral, Qwen2 and Qwen3 are the same computation, with or without biases and norms of queries and keys; their
-own modules take five times as many calls for it. The weights stay the model's tensors, so merged adapters take effect
-and nothing is copied.
+Llama, Mistral, Qwen2 and Qwen3 are the same computation, with or without biases and with or without norms of queries
+and keys. Their own modules take five times as many calls for it. The weights stay the model's tensors, so merged
+adapters take effect and nothing is copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 """Supported model types. The caller must still check the result against the model's own logits."""
 
 Update: TypeAlias = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""Takes new keys and values [rows, heads, width, dim] and the layer's index, and returns all that may be attended
-to.
+"""Takes new keys and values [rows, heads, width, dim] and the layer's index, and returns all keys and values that may
+be attended to.
 """
 
 
@@ -33,7 +33,7 @@ def dense(model: Any, context: int) -> "Dense | None":
 
 
 class Dense:
-    """Computes a decoder's last hidden states, normed, as [rows, width, hidden].
+    """Computes a decoder's last hidden states, after the final norm, as [rows, width, hidden].
 
     A call takes ids, their positions, and a mask [rows, 1, width, reach].
     """
@@ -45,7 +45,7 @@ class Dense:
         positions = torch.arange(context, device=self._embedding.device)[None]
         cos, sin = (turn[0] for turn in decoder.rotary_emb(self._embedding, positions))
         half = sin.shape[-1] // 2
-        # Rotating swaps a vector's halves and negates one of them. Here the sine is negated instead.
+        # Rotary embedding swaps a vector's halves and negates one of them. Here the sine is negated instead.
         self._turns = torch.stack([cos, torch.cat([-sin[:, :half], sin[:, half:]], -1)], 1)
 
     def __call__(
@@ -54,7 +54,7 @@ class Dense:
         hidden = functional.embedding(ids, self._embedding)
         turns = self._turns[positions].unsqueeze(3)
         cos, sin = turns[:, :, 0], turns[:, :, 1]
-        added = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill_(~mask, -torch.inf)  # not in each layer
+        added = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill_(~mask, -torch.inf)  # once for all layers
         for layer in self._layers:
             hidden = layer(hidden, added, cos, sin, update, prefix)
         return self._norm(hidden)
@@ -123,12 +123,15 @@ class _Layer:
         return seen.transpose(1, 2).flatten(2)
 
     def _attend_one(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the same for one query per row, with two products: the fused kernel is slower for a single query."""
+        """Return the same as `_attend` for one query per row.
+
+        It uses two products, because the fused kernel is slower for a single query.
+        """
         scores = self._scores(query, keys, mask)
         return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(len(query), 1, -1)
 
     def _attend_shared(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, prefix: Prefix) -> Tensor:
-        """Return the same, but read the rows' shared prefix only once for all their queries."""
+        """Return the same as `_attend_one`, but read the rows' shared prefix only once for all their queries."""
         length, rows, heads = prefix.length, len(query), self._kv_heads
         own = self._scores(query, keys[:, :, length:], mask[..., length:])
         alike = torch.bmm(
@@ -142,7 +145,7 @@ class _Layer:
     def _scores(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """Return scores [rows x key heads, queries, reach] for one query per row.
 
-        The heads that share a key are its queries.
+        For each key head, its queries are the heads that share this key.
         """
         query = query.reshape(len(query) * self._kv_heads, -1, self._dim)
         mask = mask.expand(-1, self._kv_heads, -1, -1).reshape(-1, 1, keys.shape[2])

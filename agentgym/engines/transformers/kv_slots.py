@@ -6,7 +6,8 @@ KV depends only on ids and weights, so any session may use it::
     filled   ^^^^^^^^^^^^^^^^                   KV is computed up to here
     length   ^^^^^^^^^^^^^^^^^^^^^^^            known ids; the next forward passes compute filled..length
 
-A row with one id to compute decodes; a row with more prefills. The KV of a turn's last id is left to the next turn.
+A row with one id to compute decodes; a row with more prefills. The KV of a turn's last id is computed in the next
+turn.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from agentgym.types.arrays import Floats, Ints
 from agentgym.types.completion import Sampling
 
 ALL = 1 << 40
-"""More ids than any vocabulary has."""
+"""A limit greater than the size of any vocabulary."""
 
 
 class Donor(NamedTuple):

@@ -20,7 +20,7 @@ class _Delta(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
     lengths: torch.Tensor | None
-    """Lengths of the merged weight's rows with DoRA, else None."""
+    """Lengths of the merged weight's rows if the adapter uses DoRA, else None."""
 
     def on(self, device: torch.device) -> "_Delta":
         """Return a float32 copy on the given device."""
@@ -29,10 +29,12 @@ class _Delta(NamedTuple):
 
 
 class Merger:
-    """Loads adapters and weights into a model. It saves the originals, so None restores them and swaps add no error.
+    """Loads adapters and weights into a model.
+
+    The original weights are saved, so None restores them exactly, and swaps add no error.
 
     Weights below float32 precision stay unchanged. Their layers add the adapter's part to their output, as the
-    trainer's layers do: rounding a merged sum would give a different policy from the one that is trained.
+    trainer's layers do, because rounding a merged sum would change the policy from the one that is trained.
     """
 
     def __init__(self, model: Any) -> None:
@@ -55,7 +57,7 @@ class Merger:
         With DoRA, each row of the result is rescaled to its trained length (arXiv 2402.09353).
 
         Returns:
-            Whether other weights than the adapted layers' changed, because whole weights were restored.
+            Whether weights outside the adapted layers changed too, because a whole model's weights were restored.
 
         Raises:
             ValueError: If the adapter doesn't fit, in which case nothing changes.

@@ -1,4 +1,4 @@
-"""A transformers model for the embedded engine: last hidden states over KV slots, sampling, and scores."""
+"""A transformers model for the embedded engine: forward passes over KV slots, sampling, and scores."""
 
 import math
 from pathlib import Path
@@ -17,19 +17,19 @@ from agentgym.types.arrays import Floats, Ints
 KV_BYTES = 1 << 30
 """Memory for the KV of all slots if the context isn't set: 1 GiB."""
 LEAST_CONTEXT = 512
-"""Smallest default context in ids, even if `KV_BYTES` would hold fewer."""
+"""Smallest default context in ids, even if `KV_BYTES` has space for fewer."""
 _CHECKED_IDS = 8
-"""Number of ids on which an opening engine compares its logits with the model's own."""
+"""Number of ids on which the engine, when it opens, compares its logits with the model's own."""
 _SCORED_AT_ONCE = 512
 """Number of positions whose logits `score` computes at once."""
 _MISMATCH = {torch.float32: 1e-3}
 """Largest allowed difference from the model's own logits, by the dtype of its weights."""
 _MISMATCH_HALF = 0.3
-"""The same for 16-bit weights."""
+"""Largest allowed difference from the model's own logits, for 16-bit weights."""
 
 
 class Part(NamedTuple):
-    """Truncation of each row's distribution: only this part is sampled from."""
+    """Bounds that truncate each row's distribution. Ids outside them are never sampled."""
 
     top_p: Floats
     top_k: Ints
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 def load_model(name: str | Path, *, dtype: str, device: str) -> Any:
-    """Load a causal language model by name or folder onto a device. See `TransformersConfig` for the dtype "auto"."""
+    """Load a causal language model by name or folder onto a device. `TransformersConfig` describes the dtype "auto"."""
     with needs_extra():
         from transformers import AutoModelForCausalLM
 
@@ -52,7 +52,7 @@ def load_model(name: str | Path, *, dtype: str, device: str) -> Any:
 def device_of(name: str) -> torch.device:
     """Return the torch device with this name; "auto" is a GPU if there is one.
 
-    Under torchrun, "cuda" is the process's own GPU.
+    Under torchrun, "cuda" is the GPU of the process's local rank.
 
     Raises:
         ValueError: If torch has no such device, or the machine has no such GPU.
@@ -78,7 +78,7 @@ def _as_set(ids: int | list[int] | None) -> set[int]:
 
 
 def default_context(model: Any, slots: int) -> int:
-    """Return the default context: the model's positions, limited to what `KV_BYTES` can hold.
+    """Return the default context: the model's number of positions, or as many as fit in `KV_BYTES`.
 
     It is at least `LEAST_CONTEXT` if the model has as many positions.
     """
@@ -98,8 +98,8 @@ def _column_shape(config: Any) -> tuple[int, int, int, int]:
 class SlotCache:
     """Keys and values of every slot, with each row written at its own column. It replaces transformers' Cache.
 
-    The data is one tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read: idle
-    rows inside a span write there.
+    The data is one tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read. Idle
+    rows between the batch's rows write there.
     """
 
     is_compileable = False
@@ -124,7 +124,7 @@ class SlotCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one layer's new keys and values, and return all that the batch may attend to."""
+        """Write one layer's new keys and values, and return all keys and values that the batch may attend to."""
         all_keys, all_values = self._layers[layer_idx]
         all_keys[self._row_index, :, self._columns] = keys.transpose(1, 2)
         all_values[self._row_index, :, self._columns] = values.transpose(1, 2)
@@ -143,7 +143,7 @@ class InferenceModel:
     """A causal language model over KV slots, whose log-probabilities equal those of a plain forward pass.
 
     It accepts unmodified transformers models whose layers all attend to the whole context (Qwen2, Qwen3, Llama and
-    similar models). It owns the model, and sets it to eval mode without gradients.
+    similar models). It takes over the model, and sets it to eval mode without gradients.
 
     Raises:
         ValueError: If the model isn't of this kind, or has fewer positions than `context`.
@@ -185,15 +185,16 @@ class InferenceModel:
         ::
 
             rows 2  ids a b c  width 3
-                 5      d e .        2      . is padding: its KV lies past the row's end, where the next ids' will be
+                 5      d e .        2      . is padding: its KV is past the row's end, where the next ids' KV will be
 
-        `rows` must be ascending; `ids` is [rows, max width]. `groups` are rows with a common prefix, and may only be
-        given if each row has one id to compute.
+        `rows` must be ascending; `ids` is [rows, max width]. `groups` lists rows with a common prefix, and may only
+        be given if each row has one id to compute.
         """
         column = np.minimum(start[:, None] + np.arange(ids.shape[1]), self.context)
         position = np.minimum(column, self.context - 1)
         low, high = int(rows[0]), int(rows[-1]) + 1
-        # A span is read in place, including idle rows; a gather would copy every row's KV at every layer.
+        # A contiguous span of rows, idle ones included, is read in place. A gather would copy every row's KV at every
+        # layer.
         if high - low <= (2 * len(rows) if ids.shape[1] == 1 else len(rows)):
             at = rows - low
             ids, position = _spread(ids, at, high - low, 0), _spread(position, at, high - low, 0)
@@ -243,7 +244,7 @@ class InferenceModel:
         """Return one id per row and its log-probability; temperature 0 is greedy.
 
         Row i is sampled with `uniform[i]` alone, by inverting the row's cumulative distribution, so the sample can't
-        depend on other rows. With `part`, only a part of the distribution is sampled, but the log-probability is
+        depend on other rows. With `part`, only a part of the distribution is sampled from, but the log-probability is
         still that of the whole distribution.
         """
         greedy = temperature == 0
@@ -252,8 +253,8 @@ class InferenceModel:
         if part is not None:
             probs = probs * self._kept(probs, part)
         cumulative = probs.cumsum(-1)
-        # Scaled by the row's total, which rounding moves slightly off 1, so that an id of probability 0 is never
-        # drawn.
+        # The uniform number is scaled by the row's total, which rounding moves slightly off 1, so an id of
+        # probability 0 is never drawn.
         level = self._tensor(uniform)[:, None] * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, level, right=True).clamp_(max=cumulative.shape[-1] - 1)
         if greedy.any():
@@ -262,7 +263,10 @@ class InferenceModel:
         return ids[:, 0].cpu().numpy(), logprobs.gather(-1, ids)[:, 0].cpu().numpy()
 
     def _kept(self, probs: torch.Tensor, part: Part) -> torch.Tensor:
-        """Return whether each id is in its row's part. As in SGLang, each bound applies to the whole distribution."""
+        """Return whether each id is inside its row's bounds.
+
+        As in SGLang, each bound applies to the whole distribution.
+        """
         ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
         likelier = ordered.cumsum(-1) - ordered
         rank = torch.arange(probs.shape[-1], device=self._device)
@@ -278,7 +282,8 @@ class InferenceModel:
         hidden = self._decoder(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state[0]
         scale = np.full(1, temperature or 1.0, np.float32)
         targets = tokens[0, 1:, None]
-        # In chunks: with a large vocabulary, a whole context's logits are bigger than the model's activations.
+        # In chunks, because with a large vocabulary a whole context's logits take more memory than the model's
+        # activations.
         pieces = [slice(i, i + _SCORED_AT_ONCE) for i in range(0, len(targets), _SCORED_AT_ONCE)]
         scores = [self._logprobs(hidden[i], scale).gather(-1, targets[i])[:, 0] for i in pieces]
         return torch.cat(scores).cpu().numpy()
@@ -297,10 +302,10 @@ class InferenceModel:
 
     @torch.inference_mode()
     def _mismatch(self) -> float:
-        """Return the largest difference between these logits and the model's own, on a few ids in two parts.
+        """Return the largest difference between these logits and the model's own, on a few ids in two forward passes.
 
-        With 16-bit weights, rounding depends on the width of a forward pass. The model therefore computes the ids in
-        one part and in two, and the smaller difference counts.
+        With 16-bit weights, rounding depends on the width of a forward pass. The model itself therefore computes the
+        ids both in one pass and in two, and the smaller difference counts.
         """
         ids = np.arange(min(_CHECKED_IDS, self.context), dtype=np.int64)[None] % self.vocabulary
         half = ids.shape[1] // 2
@@ -317,7 +322,7 @@ class InferenceModel:
 
 
 def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:
-    """Return a taller array with the rows at the indices `at` and `fill` between them.
+    """Return a taller array that has the rows at the indices `at`, and `fill` in the rows between them.
 
     If there is no gap, the array itself is returned.
     """
@@ -329,7 +334,7 @@ def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:
 
 
 def _refuse(config: Any, context: int) -> None:
-    """Raise ValueError if the model's log-probabilities would differ from those of a plain forward pass."""
+    """Raise ValueError if the engine's log-probabilities would differ from those of a plain forward pass."""
     name = config.model_type
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):

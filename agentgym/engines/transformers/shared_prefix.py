@@ -6,7 +6,8 @@
     row 1   Q Q Q Q Q c
     row 2   P P P P P d e f      a .. each row's own columns: the rest of its prompt, and its sampled ids
 
-With one query per row, attention is bound by reading keys and values, and the rollouts of one task share a prompt.
+With one query per row, reading keys and values takes most of attention's time, and the rollouts of one task share a
+prompt.
 """
 
 from typing import NamedTuple
@@ -19,7 +20,9 @@ from torch import Tensor
 from agentgym.types.arrays import Ints
 
 _WORTH = 2048
-"""Fewest columns that sharing must save per step. Sharing adds some small operations to each layer."""
+"""Minimum number of columns that sharing must save per step, because sharing adds some small operations to each
+layer.
+"""
 
 
 class RowGroups(NamedTuple):
@@ -35,9 +38,11 @@ class RowGroups(NamedTuple):
 
 
 def groups(ids: Ints, weights: Ints) -> RowGroups | None:
-    """Group rows of `ids` [rows, columns] by a common prefix under the same weights, or return None if it saves little.
+    """Group rows of `ids` [rows, columns] by a common prefix under the same weights, or return None.
 
-    All groups share the same number of columns: the number that saves the most reading.
+    The result is None if sharing saves too little.
+
+    All groups have the same prefix length: the one that saves the most reading.
     """
     rows, limit = ids.shape
     if (rows - 1) * limit < _WORTH:
@@ -56,7 +61,7 @@ def groups(ids: Ints, weights: Ints) -> RowGroups | None:
 
 
 def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> RowGroups:
-    """Build the groups from rows in this order, where `begins` tells which of them start a new group."""
+    """Build the groups from rows in this order. `begins` is true for each row that starts a new group."""
     group = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
     place = np.arange(len(order)) - first[group]
@@ -68,10 +73,10 @@ def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> RowGroups:
 
 
 class Prefix:
-    """A step's groups, on the device of its keys and values."""
+    """A step's groups of rows, as tensors on the device of the keys and values."""
 
     def __init__(self, groups: RowGroups, at: Ints, rows: int, device: torch.device) -> None:
-        """Place the groups' rows at the indices `at` among the `rows` rows of the keys and values."""
+        """Convert the groups for keys and values of `rows` rows, in which the groups' rows have the indices `at`."""
         places = np.zeros(rows, np.int64)
         places[at] = groups.places
         self.length = groups.length
@@ -83,18 +88,18 @@ class Prefix:
     def read(self, kept: Tensor) -> Tensor:
         """Return each group's keys or values, [groups x heads, length, dim].
 
-        They are read from those of all rows, [rows, heads, columns, dim].
+        They are read from `kept`, the keys or values of all rows: [rows, heads, columns, dim].
         """
         return kept[:, :, : self.length].index_select(0, self._leaders).flatten(0, 1)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return each row's [rows, heads, queries, ..] by group: [groups x heads, most x queries, ..]."""
+        """Return the queries of all rows [rows, heads, queries, ..] by group: [groups x heads, most x queries, ..]."""
         heads, queries, size = rows.shape[1:]
         members = rows.index_select(0, self._members).view(*self._shape, heads, queries, size)
         return members.transpose(1, 2).reshape(-1, self._shape[1] * queries, size)
 
     def spread(self, groups: Tensor, heads: int) -> Tensor:
-        """Return rows [rows, heads, queries, ..] from groups in the shape that `gather` returns."""
+        """Return the inverse of `gather`: [rows, heads, queries, ..] from [groups x heads, most x queries, ..]."""
         most = self._shape[1]
         members = groups.view(self._shape[0], heads, most, -1, groups.shape[-1]).transpose(1, 2).flatten(0, 1)
         return members.index_select(0, self._places)

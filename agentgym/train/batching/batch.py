@@ -14,9 +14,9 @@ from agentgym.types.sample import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B samples as tensors: the inputs of the forward pass depend on the layout, the tensors of the loss don't.
+    """B samples as tensors. The inputs of the forward pass depend on the layout, the tensors of the loss don't.
 
-    R is the longest response; the tensors of the loss are right-aligned, with one row per sample::
+    R is the length of the longest response. The tensors of the loss are right-aligned, with one row per sample::
 
         responses         a  a                      e  e  a
         loss_mask_BR      0  1  1                   0  0  1
@@ -56,7 +56,7 @@ def collate(
     layout: Layout = "padded",
     masked: bool = False,
 ) -> Batch:
-    """Combine the samples into one Batch, in order; nothing is truncated and no sample is changed.
+    """Combine the samples into one Batch, in order. Nothing is truncated, and no sample is changed.
 
     Args:
         samples: At least one sample.
@@ -65,7 +65,7 @@ def collate(
         masked: Whether to mask all tokens. Nothing is learned from such a batch; it only keeps ranks in step.
 
     Raises:
-        ValueError: If there are no samples, or if token ids are invalid; the message names the sample and the field.
+        ValueError: If there are no samples, or if token ids are invalid. The message names the sample and the field.
     """
     if not samples:
         raise ValueError("samples: nothing to collate; pass at least one sample")

@@ -1,4 +1,4 @@
-"""Bins of samples, with their limits and costs, and steps that several packers share."""
+"""Bins of samples with their limits and costs, and functions that the packers of several layouts share."""
 
 import heapq
 from bisect import bisect_left, insort
@@ -29,7 +29,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Maximum content of a bin; None sets no limit. A sample with too many tokens gets a separate bin."""
+    """Maximum size of a bin; None sets no limit. A sample with too many tokens gets a separate bin."""
 
     tokens: int | None = None
     samples: int | None = None
@@ -43,14 +43,14 @@ class Limit:
 
 
 def best_fit(sizes: Ints, budget: int) -> list[Indices]:
-    """Put each item, largest first, into the bin that it fills up most; an item over the budget gets a separate bin.
+    """Put each item, largest first, into the bin that it fills up most. An item over the budget gets a separate bin.
 
     Returns indices into `sizes`.
     """
     order = np.argsort(-sizes, kind="stable")
     count = len(order)
     bins: list[Indices] = []
-    room: list[int] = []  # sorted: each open bin's remaining room times `count`, plus the bin's number
+    room: list[int] = []  # sorted: each open bin's free space times `count`, plus the bin's number
     for item, need in zip(order.tolist(), (sizes[order] * count).tolist(), strict=True):
         at = bisect_left(room, need)
         if at == len(room):
@@ -64,7 +64,7 @@ def best_fit(sizes: Ints, budget: int) -> list[Indices]:
 
 
 def halve_until(count: int, bins: Sequence[Indices], cost: Callable[[Indices], float]) -> list[Indices]:
-    """Halve the costliest bin until there are `count` bins, or until every bin holds one item."""
+    """Halve the costliest bin until there are `count` bins, or until every bin contains one item."""
     heap = [(-cost(items), items) for items in bins if len(items) > 1]
     done = [items for items in bins if len(items) == 1]
     heapq.heapify(heap)

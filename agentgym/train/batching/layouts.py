@@ -19,10 +19,10 @@ Layout: TypeAlias = Literal["padded", "packed", "tree"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs(ABC):
-    """Tokens of a forward pass in one of the layouts, and the N log-probabilities that are computed from it.
+    """Tokens of a forward pass in one of the layouts, and indices for the N log-probabilities computed from it.
 
-    These are the log-probabilities of the M trained tokens. N = M if no token is shared. Under `tree`, samples that
-    train the same token in the same context share one::
+    These are the log-probabilities of the M trained tokens. If no token is shared, N = M. Under `tree`, samples that
+    train the same token in the same context share one log-probability::
 
         samples        P a b     P a c      trained: a b, a c        index_M    0  1  0  2
         tree           P a b c              source_N, target_N       P>a  a>b  a>c
@@ -35,7 +35,7 @@ class Inputs(ABC):
     target_N: Tensor
     """int64: the predicted token id."""
     index_M: Tensor
-    """int64: index into the N for each trained token, samples in order and tokens from left to right."""
+    """int64: index into the N log-probabilities for each trained token, by sample and from left to right."""
     tokens: int
     """Number of tokens without padding."""
 
@@ -52,16 +52,16 @@ class Inputs(ABC):
         return replace(self, **moved)
 
     def scatter_to_samples(self, values_N: Tensor, loss_mask_BR: Tensor) -> Tensor:
-        """Return the values at the samples' tokens, 0 for untrained ones; a shared value sums its gradients."""
+        """Return the values at the samples' tokens, 0 for untrained ones. A shared value sums its gradients."""
         zeros_BR = values_N.new_zeros(loss_mask_BR.shape)
         return zeros_BR.masked_scatter(loss_mask_BR, values_N.index_select(0, self.index_M))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PaddedInputs(Inputs):
-    """A left-padded block with one row per sample: no token is cut, and the last column has a real token in every row.
+    """A left-padded block with one row per sample. No token is cut, and no row ends with padding.
 
-    T is the longest prompt with its response, R is the longest response::
+    T is the length of the longest prompt with its response, R that of the longest response::
 
         input_ids_BT      0  0  P  P  a  a          P P | a a            R = 3
                           P  P  P  e  e  a          P P P | e e a        T = 6
@@ -85,7 +85,7 @@ class PaddedInputs(Inputs):
 
     @property
     def positions_BT(self) -> Tensor:
-        """int64: position of each token in its sample, from 0; 0 on padding."""
+        """int64: position of each token in its sample, from 0, and 0 for padding."""
         return (self._columns_T() - self.start_B[:, None]).clamp_(min=0)
 
     def _columns_T(self) -> Tensor:
@@ -102,7 +102,7 @@ class PaddedInputs(Inputs):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedInputs(Inputs):
-    """One row without padding (B = 1): samples side by side, or trees that hold each shared prefix once.
+    """One row without padding (B = 1): samples side by side, or trees that contain each shared prefix once.
 
     ::
 
@@ -126,7 +126,7 @@ class PackedInputs(Inputs):
 
 
 def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: bool = False) -> Inputs:
-    """Lay the samples out; with `masked`, none of their tokens is trained. No sample is changed."""
+    """Lay the samples out. With `masked`, none of their tokens is trained. No sample is changed."""
     mask = np.concatenate([sample.loss_mask for sample in samples])
     if masked:
         mask = np.zeros_like(mask)
@@ -152,7 +152,7 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
         ids_T[response:] = sample.response_ids
     token_M = _trained_tokens(samples, mask, width)
     target_M = ids_BT.reshape(-1)[token_M].astype(np.int64)
-    token_M -= 1  # in place: from here on, the token before, which predicts the target
+    token_M -= 1  # in place: now the token before the target, which predicts it
     return PaddedInputs(
         input_ids_BT=torch.from_numpy(ids_BT),
         start_B=torch.from_numpy(width - length_B),
@@ -164,7 +164,7 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
 
 
 def _trained_tokens(samples: Sequence[Sample], mask: Bools, width: int) -> Ints:
-    """Return the index of each trained token in the flattened block, in which each response ends with its row."""
+    """Return the index of each trained token in the flattened block. Each response ends at the end of its row."""
     response_B = np.array([len(sample.response_ids) for sample in samples])
     stop_B = response_B.cumsum()
     row_stop_B = np.arange(1, len(samples) + 1) * width

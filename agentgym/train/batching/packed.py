@@ -1,4 +1,4 @@
-"""Samples packed into bins for the packed layout, in which a bin's tokens are the sum of its samples' tokens."""
+"""Samples packed into bins for the packed layout, in which a bin has as many tokens as its samples together."""
 
 import heapq
 
@@ -73,7 +73,7 @@ def _even_fit(sizes: Ints, budget: int, others: int, ranks: int) -> list[Indices
 
 
 def _longest_first(samples: Indices, key: NDArray[np.float64] | Ints, count: int, size: int) -> list[Indices]:
-    """Put each sample, largest key first, into the bin with the smallest sum of keys that holds fewer than `size`.
+    """Put each sample, largest key first, into the bin with the smallest sum of keys and fewer than `size` samples.
 
     There are `count` bins, or one per sample if there are fewer samples.
     """
@@ -110,9 +110,9 @@ def _evened(bins: list[Indices], costs: NDArray[np.float64], lengths: Ints, rank
 def _swap(high: Indices, low: Indices, costs: NDArray[np.float64], lengths: Ints, limit: Limit) -> bool:
     """Swap two samples, or move one, so that the costs of the bins become as close as one swap can make them.
 
-    A swap moves d = cost of the sample from `high` - cost of the sample from `low` from `high` to `low`: with d between
-    0 and the gap the costlier bin becomes cheaper, and d = gap / 2 makes them equal. Returns False, with nothing
-    changed, if no swap within the limit brings them closer.
+    If d is the cost of the sample from `high` minus the cost of the sample from `low`, a swap moves the cost d from
+    `high` to `low`. With d between 0 and the gap, the costlier bin becomes cheaper, and d = gap / 2 makes the bins
+    equal. Returns False, with nothing changed, if no swap within the limit brings them closer.
     """
     gap = float(costs[high].sum() - costs[low].sum())
     tokens = limit.tokens or int(lengths.sum())

@@ -1,4 +1,4 @@
-"""Samples packed into bins for the padded layout, in which every sample is as wide as the longest one in its bin."""
+"""Samples packed into bins for the padded layout, in which every sample is padded to the longest one in its bin."""
 
 import numpy as np
 
@@ -9,17 +9,18 @@ Span = tuple[int, int]
 """Start and stop among the samples sorted longest first."""
 
 HALVINGS = 12
-"""Steps of the binary search for the cheapest costliest bin, which finds it to 1/4096."""
+"""Steps of the binary search for the lowest possible cost of the costliest bin, which finds it to 1/4096."""
 
 
 def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
-    """Put samples of similar length together, and make the costliest bin, which comes first, as cheap as possible.
+    """Put samples of similar length together, and make the costliest bin as cheap as possible.
 
     ::
 
         lengths   9 8 8 5 5 4 3 1     tokens 16     9 | 8 8 | 5 5 4 | 3 1     samples x longest: 9 16 15 6
 
-    Limits and costs count the padding. There are as many bins as the limit needs, rounded up to a multiple of `ranks`.
+    The costliest bin comes first. Limits and costs count the padding. There are as many bins as the limit needs,
+    rounded up to a multiple of `ranks`.
     """
     order = np.argsort(-lengths, kind="stable")
     costs = cost.of(lengths, lengths**2)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Balance: TypeAlias = Literal["length", "square", "flops"]
 
 Plan: TypeAlias = list[list[Indices]]
-"""The micro-batches of each rank, the same number on all: the samples of each, or an empty list for padding.
+"""The micro-batches of each rank, with the same number on all ranks: each lists its samples, or is empty for padding.
 
 For padding, a rank computes some sample with its loss mask off, so that all ranks run the same number of forward
 passes.
@@ -29,7 +29,8 @@ LENGTH = Cost()
 def cost_of(balance: Balance, hidden: int) -> Cost:
     """Return the cost that is balanced between ranks: L, L^2, or the FLOPs of L tokens, L + L^2 / (6 hidden).
 
-    A layer of 12 hidden^2 weights takes 24 hidden^2 FLOPs per token and 4 hidden per pair of tokens (arXiv 2104.04473).
+    A layer of 12 hidden^2 weights takes 24 hidden^2 FLOPs per token and 4 hidden per pair of tokens (arXiv
+    2104.04473).
     """
     if balance == "length":
         return LENGTH
@@ -43,8 +44,9 @@ def cost_of(balance: Balance, hidden: int) -> Cost:
 def mini_batches(samples: Sequence[Sample], *, rollouts: int | None = None) -> list[list[int]]:
     """Return the indices of each optimizer step's samples: at most `rollouts` rollouts, with all their samples.
 
-    Steps are as even as possible: 9 rollouts by 8 make steps of 5 and 4, not 8 and 1. Rollouts keep the order in which
-    they first appear. If `rollouts` is None, everything is one step. Every sample is in exactly one step.
+    Steps are as even as possible: 9 rollouts with a limit of 8 make steps of 5 and 4, not 8 and 1. Rollouts keep the
+    order in which they first appear. If `rollouts` is None, everything is one step. Every sample is in exactly one
+    step.
     """
     if rollouts is not None and rollouts < 1:
         raise ValueError(f"rollouts: a mini-batch needs at least 1, got {rollouts}")
@@ -68,9 +70,9 @@ def plan_step(
     max_tokens_per_microbatch: int | None,
     cost: Cost,
 ) -> Plan:
-    """Return the micro-batches of each rank for one optimizer step; see `plan_lengths`.
+    """Return the micro-batches of each rank for one optimizer step, as in `plan_lengths`.
 
-    Under `tree`, samples that share a prefix are put together: the budget and the cost count each token of a
+    Under `tree`, samples that share a prefix are put together, and the budget and the cost count each token of a
     micro-batch once.
     """
     if layout != "tree":
@@ -93,10 +95,10 @@ def plan_lengths(
     layout: Literal["padded", "packed"] = "padded",
     cost: Cost = LENGTH,
 ) -> Plan:
-    """Return the micro-batches of each rank; each sample is in exactly one of them.
+    """Return the micro-batches of each rank. Each sample is in exactly one of them.
 
-    Micro-batches of similar cost run at the same time, because all ranks wait for the slowest; the costliest come
-    first. If there are fewer samples than the ranks could take, the other ranks get padding.
+    Micro-batches of similar cost run at the same time, because all ranks wait for the slowest one. The costliest come
+    first. If there aren't enough samples for all ranks, the other ranks get padding.
 
     Args:
         lengths: Number of tokens of each sample, prompt and response.
@@ -118,7 +120,7 @@ def plan_lengths(
 
 
 def assign_to_ranks(bins: Sequence[Indices], ranks: int) -> Plan:
-    """Distribute the bins over the ranks, `ranks` bins of similar cost at a time; they come costliest first.
+    """Distribute bins over the ranks, `ranks` bins of similar cost at a time. The bins must be sorted, costliest first.
 
     ::
 
@@ -137,7 +139,7 @@ def assign_to_ranks(bins: Sequence[Indices], ranks: int) -> Plan:
 
 
 def over_budget(lengths: Sequence[int], max_tokens_per_microbatch: int | None) -> int:
-    """Return how many samples exceed a micro-batch's token budget, and so get a separate one."""
+    """Return how many samples exceed a micro-batch's token budget, so that each gets a separate micro-batch."""
     return 0 if max_tokens_per_microbatch is None else sum(length > max_tokens_per_microbatch for length in lengths)
 
 

@@ -1,4 +1,7 @@
-"""Samples as a tree of their prefixes, laid out depth first in one row with each shared token once. Numpy only."""
+"""Samples as a tree of their prefixes, laid out depth first in one row, in which each shared token occurs once.
+
+This module needs only NumPy.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ from agentgym.types.sample import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefixTree:
-    """T tokens (the nodes) in one row, depth first: the context of node q is every k with `k <= q < end_T[k]`.
+    """T tokens (the nodes) in one row, depth first. The context of node q is every k with `k <= q < end_T[k]`.
 
     Samples without a common first token are separate trees, side by side.
 
@@ -50,7 +53,8 @@ class SortedSamples:
         lengths    2          4          3           2
         shared     0          2          2           0        of a b | a b c d | a b e: 2 + (4 - 2) + (3 - 2) = 5 unique
 
-    The tree of any run of neighbors has `lengths` tokens of the first one, and `lengths - shared` of each other one.
+    The tree of any run of neighbors has `lengths` tokens of the first sample, and `lengths - shared` of each other
+    one.
     """
 
     indices: Ints
@@ -66,7 +70,7 @@ class SortedSamples:
         return int((self.lengths - self.shared).sum())
 
     def cuts(self, tokens: int, *, tree_price: int = 0) -> list[tuple[int, int]]:
-        """Cut the order into trees of at most `tokens` unique tokens each, and return the start and stop of each.
+        """Cut the sorted samples into trees of at most `tokens` unique tokens, and return each tree's start and stop.
 
         A prefix on both sides of a cut is computed twice. The cuts repeat as few tokens as possible and, among such
         cuts, make the fewest trees. With a `tree_price` above 0, up to that many tokens may be repeated to save one
@@ -75,7 +79,7 @@ class SortedSamples:
         count = len(self.indices)
         before = np.concatenate([[0], (self.lengths - self.shared).cumsum()])
         cost = np.zeros(count + 1, np.int64)  # of the first n samples: repeated tokens, then trees
-        start_of = np.zeros(count + 1, np.int64)  # start of the last of their trees
+        start_of = np.zeros(count + 1, np.int64)  # start of the last tree of the first n samples
         low = 0
         for stop in range(1, count + 1):
             while low < stop - 1 and self.shared[low] + before[stop] - before[low] > tokens:
@@ -158,8 +162,8 @@ def _ranges(start_B: Ints, length_B: Ints) -> Ints:
 class _Path:
     """The path from a root to the last token of the latest sample, while a tree grows sample by sample.
 
-    It is stored as a list of runs: neighboring nodes that one sample added. A run ends at the depth where the next one
-    begins.
+    It is stored as a list of runs, which are neighboring nodes that one sample added. A run ends at the depth at
+    which the next run begins.
     """
 
     def __init__(self, size: int) -> None:
@@ -173,7 +177,7 @@ class _Path:
         """One past the depth of the last token."""
 
     def branch(self, shared: int, length: int) -> None:
-        """Leave the path after its first `shared` tokens, and continue with new nodes to the depth `length`."""
+        """Leave the path after its first `shared` tokens, and add new nodes down to the depth `length`."""
         while self._depth > shared:
             depth, node = self._runs[-1]
             leave = max(depth, shared)
@@ -225,7 +229,7 @@ def _sorted(keys: Sequence[bytes]) -> SortedSamples:
 
 def _shared(before: bytes, key: bytes) -> int:
     """Return the number of tokens in the longest common prefix."""
-    if key.startswith(before):  # a turn and the next one: no need to compare tokens
+    if key.startswith(before):  # a turn and the next one, without comparing tokens
         return len(before) // 4
     n = min(len(before), len(key)) // 4
     differ = np.frombuffer(before, "<u4", n) != np.frombuffer(key, "<u4", n)

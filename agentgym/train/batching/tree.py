@@ -12,7 +12,7 @@ PIECE = 1 / 16
 def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> list[Indices]:
     """Put samples that share prefixes together, with at most `tokens` unique tokens in a bin.
 
-    The costliest bin comes first. Groups of samples are cut at points with little to share. Without a budget there are
+    The costliest bin comes first. The samples are cut into groups where little is shared. Without a budget, there are
     about as many bins as ranks.
     """
     if tokens is None:
@@ -27,7 +27,7 @@ def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> li
 
 
 def _cost(order: SortedSamples, positions: Indices, cost: Cost) -> float:
-    """Return the cost of the tree of the samples at these positions of the order; a shared prefix counts once."""
+    """Return the cost of the tree of the samples at these positions of the order. A shared prefix counts once."""
     at = np.sort(positions)
     shared = np.where(np.diff(at, prepend=-2) == 1, order.shared[at], 0)
     lengths = order.lengths[at]

@@ -1,1 +1,1 @@
-"""Losses, log-probabilities, and the search for the rollouts that made a step unusable."""
+"""Losses, log-probabilities, and the search for the rollouts whose loss or gradient isn't finite."""

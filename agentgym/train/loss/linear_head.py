@@ -12,14 +12,14 @@ from agentgym.train.loss.tiles import Kept, Layer, Room, Scored, add_product, co
 
 
 class Upstream(Protocol):
-    """The gradient that each log-probability will get in the backward pass, as far as its value alone determines it."""
+    """Predicts the gradient that each log-probability will get in the backward pass, from its value alone."""
 
     @property
     def possible_N(self) -> Tensor:
         """bool, N: the tokens that can get a nonzero gradient."""
 
     def __call__(self, rows_C: Tensor, logprobs_C: Tensor, /) -> Tensor:
-        """Return the gradient (C) of the tokens in these rows of the N, given their log-probabilities."""
+        """Return the gradient (C) of the tokens in these of the N rows, given their log-probabilities."""
 
 
 def linear_logprobs(
@@ -41,7 +41,7 @@ def linear_logprobs(
 
 
 def kept_rows(layer: Layer) -> int:
-    """Return the number of tokens whose logits are all held at once: 112 MiB of logits on a CPU, 512 MiB on a GPU."""
+    """Return the number of tokens whose logits are in memory at once: 112 MiB of logits on a CPU, 512 MiB on a GPU."""
     elements = 28 * 2**20 if layer.weight_VH.device.type == "cpu" else 128 * 2**20
     return min(max(64, elements // len(layer.weight_VH)), layer.rows)
 
@@ -56,11 +56,11 @@ class _Found:
     others_N: Tensor
     slope_NH: Tensor | None
     expected_N: Tensor
-    """Gradient of each log-probability that the layer's gradient already includes."""
+    """The part of each log-probability's gradient that the layer's gradient already includes."""
 
     @classmethod
     def empty(cls, states_NH: Tensor, *, entropy: bool, slope: bool) -> "_Found":
-        """Return tensors for all tokens; slopes and expected gradients are 0 until they are computed."""
+        """Return tensors for all tokens. Slopes and expected gradients are 0 until they are computed."""
         logprobs_N, log_z_N, others_N, expected_N = states_NH.new_zeros((4, len(states_NH)), dtype=torch.float32)
         return cls(
             logprobs_N=logprobs_N,
@@ -81,7 +81,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerGradient:
-    """Gradient of weight and bias, to which tokens are added."""
+    """Gradient of weight and bias, summed over the tokens that are added."""
 
     weight_VH: Tensor
     bias_V: Tensor | None
@@ -95,7 +95,7 @@ class _LayerGradient:
     def add_kept(
         self, gradient_N: Tensor, states_NH: Tensor, targets_N: Tensor, layer: Layer, scored: Scored, kept: Kept
     ) -> None:
-        """Add the tokens of a pass, from the logits it kept; those are overwritten."""
+        """Add the tokens of a pass, using the logits that the pass stored, which are overwritten."""
         rows_C = gradient_N.nonzero()[:, 0]
         some = len(rows_C) < len(gradient_N)
         push_N1, log_z_N1 = (gradient_N * layer.how.scale)[:, None], scored.log_z_N[:, None]
@@ -119,7 +119,7 @@ class _LayerGradient:
         log_z_N: Tensor,
         others_N: Tensor,
     ) -> None:
-        """Add these tokens, computing their logits again; each tile of the gradient is written once."""
+        """Add these tokens, computing their logits again. Each tile of the gradient is written once."""
         push_N1, room = (gradient_N * layer.how.scale)[:, None], Room(layer, len(gradient_N))
         for start, tile_WH in layer.tiles():
             sum_WH = torch.zeros_like(tile_WH, dtype=torch.float32)
@@ -140,7 +140,7 @@ class _LayerGradient:
 
 
 def _score(found: _Found, rows_N: Tensor, states_NH: Tensor, layer: Layer, targets_N: Tensor, *, slope: bool) -> None:
-    """Compute the results of these rows, with their slopes if `slope`."""
+    """Compute the results of these rows, including slopes if `slope` is true."""
     rooms = Room(layer, len(rows_N)), Room(layer, len(rows_N))
     for rows_C in torch.split(rows_N, layer.rows):
         entropy = found.entropy_N is not None
@@ -150,7 +150,7 @@ def _score(found: _Found, rows_N: Tensor, states_NH: Tensor, layer: Layer, targe
 def _score_and_add(
     found: _Found, rows_N: Tensor, states_NH: Tensor, layer: Layer, targets_N: Tensor, upstream: Upstream
 ) -> _LayerGradient:
-    """Compute the results of these rows, and return the layer's gradient from the same logits."""
+    """Compute the results of these rows, and return the layer's gradient, computed from the same logits."""
     gradient, most = _LayerGradient.zero(layer, torch.float32), kept_rows(layer)
     keep = gradient.weight_VH.new_empty(min(most, len(rows_N)) * len(layer.weight_VH))
     room = Room(layer, min(most, len(rows_N)))

@@ -49,6 +49,6 @@ class Scoring:
         return self.logits.scale / self.temperature
 
     def bend(self, mapped: Tensor) -> Tensor | None:
-        """Return the share of the derivative `scale` that the cap leaves at mapped logits, or None without a cap."""
+        """Return the factor by which the cap reduces the derivative at mapped logits, or None without a cap."""
         cap = self.logits.cap
         return None if cap is None else 1 - (mapped * (self.temperature / cap)).square()

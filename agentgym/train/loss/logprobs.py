@@ -1,4 +1,4 @@
-"""Log-probabilities of trained tokens from hidden states, tile by tile, without ever holding all logits at once."""
+"""Log-probabilities of trained tokens from hidden states, tile by tile, without storing all logits at once."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias, cast, overload
@@ -14,7 +14,7 @@ Head: TypeAlias = nn.Module | Callable[[Tensor], Tensor]
 """The output layer, which turns hidden states into logits."""
 
 CHUNK = 256
-"""Number of tokens whose whole distribution is held at once if the output layer isn't a plain linear layer."""
+"""Number of tokens whose whole distribution is in memory at once if the output layer isn't a plain linear layer."""
 
 
 @overload
@@ -49,20 +49,20 @@ def token_logprobs(
     logits: LogitMap = PLAIN,
     upstream: Upstream | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return log-probability and entropy (nats, float32, N) of each target id; memory doesn't grow with N x V.
+    """Return log-probability and entropy (nats, float32, N) of each target id, in memory that doesn't grow with N x V.
 
     ::
 
         states_NH   h0    h1    h2      targets_N[i] is scored under softmax(logits(head(states_NH[i])) / temperature)
         targets_N   t0    t1    t2      temperature 0 is treated as 1
 
-    Gradients go to the states and, if it is trained, to the output layer. The entropy has no gradient, and is None with
-    `entropy=False`. Sums and softmax are in float32, whatever the data type of states and weights.
+    Gradients go to the states and, if it is trained, to the output layer. The entropy has no gradient, and is None
+    with `entropy=False`. Sums and softmax are in float32, regardless of the data type of states and weights.
 
     A plain linear output layer is multiplied tile by tile. A frozen weight takes two multiplications, both in the
-    forward pass: the derivative of a log-probability doesn't depend on the gradient that comes back, so the forward
-    pass computes it and stores N x H numbers for the backward pass. A trained weight takes two more multiplications in
-    the backward pass, or one more in the forward pass with `upstream`, which predicts the gradient that will come back.
+    forward pass: the derivative of a log-probability doesn't depend on the gradient that arrives in the backward
+    pass, so the forward pass computes it and stores N x H numbers. A trained weight takes two more multiplications in
+    the backward pass, or one more in the forward pass with `upstream`, which predicts the gradient that will arrive.
     A wrong prediction costs time but never accuracy, because the backward pass computes the difference. Any other
     output layer is computed again in the backward pass, CHUNK tokens at a time, and ignores `upstream`.
     """

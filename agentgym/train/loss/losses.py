@@ -13,15 +13,15 @@ from agentgym.types.sample import Sample
 LARGEST_LOG_RATIO = 88.72
 """Upper bound of log-ratios. Its ratio, 3.4e38, is about the largest number in float32.
 
-A larger log-ratio is replaced by this one. Otherwise its ratio would be infinite and, if a clip stops the token,
+A larger log-ratio is replaced with this one. Otherwise its ratio would be infinite and, if a clip stops the token,
 infinity times a gradient of 0 would be NaN. Ratios that fit into float32 don't change.
 """
 
 LARGEST_K3_GAP = 20.0
-"""Largest distance below the reference, in nats, at which k3 follows its exponential; beyond it, k3 is a line.
+"""Largest distance below the reference, in nats, at which k3 is exponential. Beyond it, k3 is a line.
 
-The line has the gradient at that point, 1 - exp(20). So a token that the policy has almost ruled out is pulled back,
-and no finite log-probability makes a step infinite.
+The line's slope is the gradient at that point, 1 - exp(20). A token that the policy has almost ruled out is therefore
+pulled back, and no finite log-probability makes a step infinite.
 """
 
 
@@ -39,7 +39,7 @@ class LossSums:
     """Sum of r - 1 - log r, r = probability here / engine's: k3 of Schulman 2020, "Approximating KL divergence"."""
     entropy: float
     gap: float
-    """Largest |log-probability here - the engine's| of a token, in nats."""
+    """Largest |log-probability here - the engine's| of any token, in nats."""
     reference_kl: float = 0.0
     """Sum of the tokens' `divergence` from the reference model."""
     reference_bounded: float = 0.0
@@ -63,7 +63,7 @@ def denominator(samples: Sequence[Sample], loss_agg: LossAgg) -> float:
 
 
 def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, loss_agg: LossAgg) -> Tensor:
-    """Return the weighted sum over the trained tokens; divided by `denominator` it is the mean.
+    """Return the weighted sum over the trained tokens, which is the mean if divided by `denominator`.
 
     The weights are::
 
@@ -71,8 +71,8 @@ def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, loss
         sample            1 / trained tokens of its sample
         rollout           1 / trained tokens of its rollout     (weight_B / trained tokens of its sample)
 
-    The sums of parts add up to the sum of the whole, so micro-batches, padding and ranks make no difference. Merging a
-    segment's turns into one sample makes no difference either, except under "sample", which counts samples.
+    The sums of parts add up to the sum of the whole, so micro-batches, padding and ranks make no difference. Merging
+    a segment's turns into one sample makes no difference either, except under "sample", which counts samples.
     """
     if loss_agg in ("sample", "rollout"):
         share_B = torch.ones_like(weight_B) if loss_agg == "sample" else weight_B
@@ -90,10 +90,11 @@ def policy_loss(
     sequence_B: Tensor | None = None,
     old_BR: Tensor | None = None,
 ) -> tuple[Tensor, LossSums]:
-    """Return this batch's term of the policy loss, a scalar, and its metrics; a mini-batch's terms add up to its loss.
+    """Return this batch's term of the policy loss, a scalar, and its metrics.
 
-    With r = exp(logprob here - the engine's) of a token, A its advantage, clip(x) = min(max(x, 1 - clip_eps_low), 1 +
-    clip_eps_high), and sg(x) the value of x without its gradient::
+    The terms of a mini-batch's batches add up to its loss. With r = exp(logprob here - the engine's) of a token, A
+    its advantage, clip(x) = min(max(x, 1 - clip_eps_low), 1 + clip_eps_high), and sg(x) the value of x without its
+    gradient::
 
         ppo         -min(r A, clip(r) A)                                                    arXiv 1707.06347;
                     clip_eps_high > clip_eps_low: DAPO, arXiv 2503.14476
@@ -104,14 +105,14 @@ def policy_loss(
         sft         -A logprob here: cross-entropy, A the weight of a demonstrated token
         importance  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
 
-    `old_BR` holds log-probabilities of a policy between the engine's and the current one. With it, r and s are relative
-    to that policy, w is computed from exp(old - the engine's), and every loss except sft is its term above times w,
-    which has no gradient::
+    `old_BR` contains log-probabilities of a policy between the engine's and the current one. With it, r and s are
+    relative to that policy, w is computed from exp(old - the engine's), and every loss except sft is its term above
+    times w, which has no gradient::
 
         decoupled   -w min(r A, clip(r) A) for ppo                                          arXiv 2110.00641
 
-    `sequence_B` holds log s if a sample isn't the whole sequence over which s is taken. Columns with loss mask 0 affect
-    neither value nor gradient. No ratio exceeds exp(LARGEST_LOG_RATIO).
+    `sequence_B` contains log s if a sample isn't the whole sequence over which s is computed. Columns with loss mask
+    0 affect neither value nor gradient. No ratio exceeds exp(LARGEST_LOG_RATIO).
     """
     gap_BR = masked_gap(logprobs_BR, batch.logprobs_BR, batch.loss_mask_BR)
     nothing_BR = torch.zeros_like(batch.loss_mask_BR)
@@ -138,9 +139,9 @@ class _Term:
 
     gain_BR: Tensor
     stopped_BR: Tensor
-    """bool: a clip stopped its gradient or changed its weight."""
+    """bool: whether a clip stopped the token's gradient or changed its weight."""
     corrected_BR: Tensor
-    """bool: its importance weight was truncated or masked."""
+    """bool: whether the token's importance weight was truncated or masked."""
 
 
 def masked_gap(logprobs_BR: Tensor, others_BR: Tensor, loss_mask_BR: Tensor) -> Tensor:
@@ -150,7 +151,7 @@ def masked_gap(logprobs_BR: Tensor, others_BR: Tensor, loss_mask_BR: Tensor) -> 
 
 
 def _one(log_ratio_BR: Tensor) -> Tensor:
-    """Return 1, with the gradient of the log-probability."""
+    """Return 1 for each token, with the gradient of the token's log-probability."""
     return (log_ratio_BR - log_ratio_BR.detach()).exp()
 
 
@@ -252,7 +253,7 @@ def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, 
 def importance_weights(
     log_ratio_BR: Tensor, loss_mask_BR: Tensor, *, importance_sampling: ImportanceSampling, cap: float
 ) -> Tensor:
-    """Return the weight of each token that another policy sampled; `log_ratio_BR` must be 0 for untrained tokens.
+    """Return the weight of each token that another policy sampled. `log_ratio_BR` must be 0 for untrained tokens.
 
     ::
 
@@ -262,7 +263,8 @@ def importance_weights(
         sequence_mask   R if 1/cap <= R <= cap, else 0
         geometric_mask  r if 1/cap <= g <= cap, else 0, g the geometric mean of r over the sample's trained tokens
 
-    R leaves any range as a sample grows longer, while g stays on the scale of one token, however long the sample.
+    R leaves any range as a sample grows longer, while g stays on the scale of one token, no matter how long the
+    sample.
     """
     judged_BR = log_ratio_BR
     if importance_sampling in ("sequence", "sequence_mask"):

@@ -15,20 +15,21 @@ class Forward:
     step: int
     """Index of the optimizer step within the call, starting at 0."""
     number: int
-    """Index of the micro-batch within the optimizer step, starting at 0; ranks reduce those with the same index
-    together."""
+    """Index of the micro-batch within the optimizer step, starting at 0. Ranks reduce the micro-batches with the same
+    index together.
+    """
     rollouts: tuple[str, ...]
-    """Ids of the rollouts trained in it; empty for padding."""
+    """Ids of the rollouts trained in this micro-batch; empty for padding."""
     sums: LossSums
     real_tokens: int
     """Number of computed tokens that aren't padding."""
     computed_tokens: int
     gradient_is_finite: bool
-    """Whether the gradients summed up to this micro-batch are finite in this rank's shards."""
+    """Whether this rank's shards of the gradients, summed up to this micro-batch, are finite."""
 
 
 def step_metrics(forwards: Sequence[Forward], norms: Sequence[float], config: TrainConfig) -> dict[str, float]:
-    """Return the metrics over all ranks of the optimizer steps that were taken, or of all steps if none was."""
+    """Return the metrics over all ranks, of the optimizer steps that were taken or, if none was, of all steps."""
     finite = {step for step, norm in enumerate(norms) if math.isfinite(norm)}
     steps = finite or set(range(len(norms)))
     taken = [f for f in forwards if f.step in steps]

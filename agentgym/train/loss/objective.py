@@ -1,4 +1,4 @@
-"""The loss of a mini-batch, as configured, over any number of micro-batches."""
+"""The configured loss of a mini-batch, over any number of micro-batches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from agentgym.types.sample import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of one mini-batch: the terms of its micro-batches add up to it, however it was cut."""
+    """The loss of one mini-batch. The terms of its micro-batches add up to it, no matter how the mini-batch was cut."""
 
     config: TrainConfig
     denominator: float
@@ -41,8 +41,8 @@ class Objective:
     ) -> tuple[Tensor, LossSums]:
         """Return the term of these samples, a scalar with `backward`, and its metrics.
 
-        `reference_BR` holds log-probabilities of the reference model, and `old_BR` the trainer's from before the
-        batch's first optimizer step; each is None if the config doesn't need it.
+        `reference_BR` contains log-probabilities of the reference model, and `old_BR` the trainer's from before the
+        batch's first optimizer step. Each is None if the config doesn't need it.
         """
         config, mask_BR = self.config, batch.loss_mask_BR
         loss, sums = policy_loss(
@@ -68,10 +68,11 @@ class Objective:
         )
 
     def by_token(self, batch: Batch, loss: Callable[[Tensor, Tensor], tuple[Tensor, LossSums]]) -> TokenLoss | None:
-        """Return the loss in a form that gives each token's gradient from its own log-probability, or None if it can't.
+        """Return the loss as a `TokenLoss`, or None if a ratio is computed over a whole segment.
 
-        It can't if a ratio is taken over a whole segment (`WHOLE_SEGMENTS`). The gradient of a token without an
-        advantage comes only from the divergence.
+        A `TokenLoss` gives each token's gradient from that token's log-probability alone, which such ratios
+        (`WHOLE_SEGMENTS`) make impossible. The gradient of a token without an advantage comes only from the
+        divergence.
         """
         config = self.config
         if config.loss in WHOLE_SEGMENTS or config.importance_sampling in WHOLE_SEGMENTS:

@@ -40,24 +40,24 @@ class Layer:
 
 
 def _tile(weight: Tensor) -> tuple[int, int]:
-    """Return the number of tokens and of vocabulary rows multiplied at once: the smallest that run at full speed."""
+    """Return how many tokens and vocabulary rows are multiplied at once: the fewest that run at full speed."""
     return (512, 1024) if weight.device.type == "cpu" else (2048, 8192)
 
 
 class Room:
-    """Memory that each tile reuses; fresh pages of that size would cost a fifth of a multiplication."""
+    """Memory that each tile reuses. Fresh pages of that size would cost a fifth of a multiplication."""
 
     def __init__(self, layer: Layer, tokens: int) -> None:
         width = min(_tile(layer.weight_VH)[1], len(layer.weight_VH))
         self._flat = layer.weight_VH.new_empty(min(tokens, layer.rows) * width, dtype=torch.float32)
 
     def tile(self, tokens: int, width: int) -> Tensor:
-        """Return a contiguous float32 tile; the contents of the previous one are lost."""
+        """Return a contiguous float32 tile, which overwrites the previous one."""
         return self._flat[: tokens * width].view(tokens, width)
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Write left @ right to `out` in float32: factors may be rounded to bfloat16, sums never are."""
+    """Write left @ right to `out` in float32. Factors may be rounded to bfloat16, sums never are."""
     if _is_mixed(left, right):
         return torch.mm(left, right, out_dtype=torch.float32, out=out)
     return torch.mm(left.float(), right.float(), out=out)
@@ -72,7 +72,7 @@ def add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _is_mixed(left: Tensor, right: Tensor) -> bool:
-    """Return whether the device multiplies these factors without a cast, and sums in float32."""
+    """Return whether the device multiplies these factors without a cast, and sums them in float32."""
     return left.is_cuda and left.dtype == right.dtype != torch.float32
 
 
@@ -96,9 +96,9 @@ class Scored:
     log_z_N: Tensor
     """Logarithm of the sum of exp(logit / temperature)."""
     others_N: Tensor
-    """Probability of all ids but the target; 1 - p would round to 0 if p is near 1."""
+    """Probability of all ids except the target, because 1 - p would round to 0 if p is near 1."""
     bend_N: Tensor
-    """Share of the derivative that the cap leaves at the target's logit."""
+    """Factor by which the cap reduces the derivative at the target's logit."""
     slope_NH: Tensor | None
     """Derivative of the log-probability with respect to the state."""
 
@@ -108,8 +108,9 @@ class Kept:
     """Results of a pass in each tile, for a second use of the same logits."""
 
     tiles: list[tuple[int, Tensor, Tensor]]
-    """First row of the tile's weight; exp(logit - top), 0 at the target, times the share that a cap leaves, N x W; top,
-    N x 1."""
+    """For each tile: the first row of its weight; exp(logit - top), 0 at the target, times the factor of the cap, N x
+    W; and top, N x 1.
+    """
 
 
 def scan(
@@ -130,8 +131,8 @@ def scan(
         d log p_t / d h   (W_t - sum_v p_v W_v) / temperature = ((1 - p_t) W_t - sum_{v != t} p_v W_v) / temperature
 
     Under a soft cap, each W_v is multiplied by the slope of the cap at its logit. `keep` is flat memory for N x V
-    numbers, to which the tiles of the second result are written; without it the second result is empty, and both rooms
-    are used.
+    numbers, to which the tiles of the second result are written. Without it, the second result is empty, and both
+    rooms are used.
     """
     tokens, kept = len(states_NH), Kept(tiles=[])
     top_N1 = states_NH.new_full((tokens, 1), LOWEST, dtype=torch.float32)

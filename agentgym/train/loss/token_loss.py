@@ -31,13 +31,13 @@ class SampleUpstream:
 
     @classmethod
     def of(cls, loss: TokenLoss, inputs: Inputs, loss_mask_BR: Tensor) -> "SampleUpstream":
-        """Return the gradients of one micro-batch; a token shared by samples is possible if it is in any of them."""
+        """Return the gradients of one micro-batch. A shared token is possible if it is possible in any sample."""
         possible_N = torch.zeros_like(inputs.target_N, dtype=torch.bool)
         possible_N[inputs.index_M[loss.possible_BR[loss_mask_BR]]] = True
         return cls(loss=loss, inputs=inputs, loss_mask_BR=loss_mask_BR, possible_N=possible_N)
 
     def __call__(self, rows_C: Tensor, logprobs_C: Tensor) -> Tensor:
-        """Return the gradient of the tokens in these rows; the log-probabilities of the others count as 0 here."""
+        """Return the gradient of the tokens in these rows. All other log-probabilities are treated as 0."""
         with torch.enable_grad():
             leaf_C = logprobs_C.detach().requires_grad_()
             all_N = leaf_C.new_zeros(len(self.possible_N)).index_copy(0, rows_C, leaf_C)

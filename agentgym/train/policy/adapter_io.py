@@ -21,7 +21,10 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 @torch.no_grad()
 def export_adapter(policy: PolicyModel) -> Adapter:
-    """Return a CPU snapshot of the adapter, unaffected by further training. Every rank must call it, and gets one."""
+    """Return a CPU snapshot of the adapter, unaffected by further training.
+
+    Every rank must call it, and every rank gets a snapshot.
+    """
     from peft import get_peft_model_state_dict
 
     model = cast("Any", policy.model)
@@ -34,7 +37,7 @@ def export_adapter(policy: PolicyModel) -> Adapter:
 def export_weights(policy: PolicyModel, dtype: torch.dtype, *, keep: bool = True) -> ModelWeights | None:
     """Return a CPU copy of the trained weights in the given data type. Every rank must call it.
 
-    A rank with `keep=False` takes part in gathering one weight at a time, and gets None.
+    A rank with `keep=False` only takes part in gathering, one weight at a time, and gets None.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -61,7 +64,7 @@ def _config(policy: PolicyModel) -> dict[str, Any]:
 def layer_names(causal: Any) -> list[str]:
     """Return the shortest name suffixes that match the layers with an adapter and no other layer.
 
-    PEFT lists every layer's full name for small models, while engines look for the last part.
+    PEFT lists every layer's full name for small models, while engines look for the last part of the name.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -82,7 +85,7 @@ def layer_names(causal: Any) -> list[str]:
 
 
 def write_adapter(adapter: Adapter, path: Path, files: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write PEFT's two files and the named texts in `files`; the folder at `path` is never half written."""
+    """Write PEFT's two files and the named texts in `files`. The folder at `path` is complete or doesn't exist."""
     from safetensors.torch import save_file
 
     with written_whole(path) as fresh:
@@ -92,9 +95,9 @@ def write_adapter(adapter: Adapter, path: Path, files: Mapping[str, str] = Mappi
 
 
 def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
-    """Write base + adapter as a plain model folder, which is never half written.
+    """Write base + adapter as a plain model folder, which is complete or doesn't exist.
 
-    The sums are computed in float32 and stored in the base's own data type. The tokenizer is copied if the base has
+    The sums are computed in float32 and stored in the base model's data type. The tokenizer is copied if the base has
     one.
 
     Args:
@@ -130,7 +133,7 @@ def write_model(
     fingerprint: str,
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write the base model with other weights as a plain model folder, which is never half written.
+    """Write the base model with other weights as a plain model folder, which is complete or doesn't exist.
 
     The tokenizer is copied if the base has one.
 

@@ -1,8 +1,8 @@
 """Attention for one row of many samples, on unmodified transformers models.
 
-A token attends to the tokens before it in its own sample that the layer's own mask shows, and to no others. The module
-registers an attention implementation and its mask, which transformers passes to each layer. On a CPU only the pairs
-that attend are computed: scaled dot products of each unbranched run with the tokens before it. On a GPU it uses
+A token attends to itself and to earlier tokens of its sample, if the layer's mask allows it, and to no others. The
+module registers an attention implementation and its mask, which transformers passes to each layer. On a CPU, only the
+pairs that attend are computed: scaled dot products of each unbranched run with the tokens before it. On a GPU, it uses
 FlexAttention with a block mask. A full T x T matrix is never stored.
 """
 
@@ -19,14 +19,14 @@ from agentgym.train.policy.row import MaskFunction, Row, RowMask, current_row
 from agentgym.types.arrays import Ints
 
 NAME = "agentgym_row"
-"""Name of the attention implementation, and of the decoder's argument that holds the row."""
+"""Name of the attention implementation, and of the decoder's argument that contains the row."""
 BLOCK = 128
 """Number of tokens on each side of a block of FlexAttention's mask."""
 QUERIES = 512
-"""Maximum number of queries of one dot product with an explicit mask, which bounds the size of the mask."""
+"""Maximum number of queries in one dot product with an explicit mask, which bounds the size of the mask."""
 
 RUNS = True
-"""Whether a CPU computes run by run; the test of FlexAttention turns it off."""
+"""Whether a CPU computes run by run. The test of FlexAttention turns this off."""
 
 
 def register() -> None:
@@ -45,7 +45,7 @@ def row_attention(end_T: Ints, device: torch.device) -> dict[str, Row]:
 def block_mask(end_T: Ints, device: torch.device, depth_T: Ints | None = None, starts_D: Ints | None = None) -> Any:
     """Return FlexAttention's mask for a row, computed from the smallest and the largest end in each block.
 
-    With `first` and `stop` the bounds of a block of queries that lies after a block of keys::
+    If `first` and `stop` are the bounds of a block of queries that lies after a block of keys::
 
         some pair attends      largest end > first         (if any query attends, the first one does)
         all pairs attend       smallest end >= stop         (never in a last block that isn't full)
@@ -58,7 +58,7 @@ def block_mask(end_T: Ints, device: torch.device, depth_T: Ints | None = None, s
     padded_T = _in_blocks(end_T, count, 0)
     ends = padded_T.reshape(count, BLOCK)
     first = np.arange(count) * BLOCK
-    before = np.tri(count, k=-1, dtype=np.bool_)  # queries down, keys across
+    before = np.tri(count, k=-1, dtype=np.bool_)  # queries as rows, keys as columns
     full = before & (ends.min(1) >= first[:, None] + BLOCK)
     some = before & (ends.max(1) > first[:, None])
     end = torch.from_numpy(padded_T).to(device)
@@ -102,7 +102,10 @@ def _attends_near(end: Tensor, depth: Tensor, start: Tensor) -> MaskFunction:
 
 
 def _blocks(dense: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return FlexAttention's form of a block matrix: the count in each row, and the columns, true ones first."""
+    """Return a block matrix in FlexAttention's form: each row's count of true columns, and its columns.
+
+    The true columns come first.
+    """
     table = torch.from_numpy(dense).to(device)[None, None].int()
     return table.sum(-1, dtype=torch.int32), table.argsort(dim=-1, descending=True, stable=True).int()
 
@@ -156,7 +159,7 @@ class _Scores:
     sinks_H: Tensor | None = None
     """Score of a token without a value, for each head; None if there is no such token."""
     starts_D: Ints | None = None
-    """Depth of the first token that a token of each depth sees; None if it is always 0."""
+    """Depth of the first token that a token of each depth attends to; None if it is always 0."""
 
     @property
     def plain(self) -> bool:
@@ -165,7 +168,7 @@ class _Scores:
 
 
 def _attend_runs(row: Row, query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> Tensor:
-    """Attend run by run, in shapes [batch, heads, tokens, width]; a head of key and value may serve several queries."""
+    """Attend run by run, in shapes [batch, heads, tokens, width]; several query heads may share a key head."""
     share, runs = query.shape[1] // key.shape[1], row.runs
     # One gather and one split for all runs, because the gradient of each is as large as the row.
     keys, values = (x if runs.keys is None else x.index_select(2, runs.keys) for x in (key, value))
@@ -181,9 +184,10 @@ def _attend_runs(row: Row, query: Tensor, key: Tensor, value: Tensor, scores: _S
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> list[Tensor]:
-    """Attend causally: the last query to all keys, each earlier query to one key less; in parts of at most QUERIES.
+    """Attend causally, in parts of at most QUERIES queries.
 
-    The keys have the depths 0, 1, 2 ..., and the queries have the last of these depths.
+    The last query attends to all keys, and each earlier query to one key less. The keys have the depths 0, 1, 2 ...,
+    and the queries have the last of these depths.
     """
     count, before = query.shape[2], key.shape[2] - query.shape[2]
     if not before and scores.plain and scores.starts_D is None:

@@ -29,7 +29,7 @@ def decoder_of(causal: Any) -> Any:
 
 
 def wrap_decoder(decoder: Any) -> None:
-    """Make the decoder accept a row as an argument, and compute length-dependent rotary frequencies per sample."""
+    """Make the decoder accept a row as an argument, and compute length-dependent rotary frequencies for each sample."""
     if isinstance(decoder.forward, partial):
         return
     decoder.forward = partial(_in_its_row, decoder, decoder.forward)
@@ -48,7 +48,7 @@ def _in_its_row(decoder: Any, forward: Forward, *args: Any, **kwargs: Any) -> An
     row: Row | None = kwargs.pop(NAME, None)
     mask, sequences = kwargs.get("attention_mask"), None
     if row is not None:
-        # With a mask, transformers treats the row as one sample, and doesn't look for its parts.
+        # With a mask, transformers treats the row as one sample, and doesn't look for the samples in it.
         kwargs["attention_mask"] = torch.ones_like(kwargs["input_ids"], dtype=torch.bool)
     elif isinstance(mask, Tensor) and mask.ndim == 2 and hasattr(decoder, UNPACKED):
         sequences = padded_sequences(mask)
@@ -61,7 +61,7 @@ UNPACKED = "agentgym_by_sequence"
 
 
 def compute_by_sequence(decoder: Any, names: tuple[str, ...]) -> None:
-    """Make these parts of the decoder compute each sequence of a block from its first token on."""
+    """Make these parts of the decoder compute each sequence of a block separately, from its first token on."""
     done = getattr(decoder, UNPACKED, ())
     for name in names:
         if name not in done:
@@ -88,7 +88,7 @@ def _by_sequence(forward: Forward, *args: Any, **kwargs: Any) -> Any:
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return the value with `change` applied to everything in its tuples, lists and dicts."""
+    """Apply `change` to everything in the value's tuples, lists and dicts, and return the result."""
     if isinstance(value, tuple | list):
         return type(value)([_each(change, item) for item in value])
     if isinstance(value, dict):
@@ -122,8 +122,8 @@ def _joined(parts: list[Any], axis: int) -> Any:
 def mixing_parts(decoder: Any, run: Callable[[Row], Any], row: Row) -> tuple[str, ...]:
     """Return the names of layer parts whose tokens depend on earlier tokens by other means than attention.
 
-    `run` computes the row, which holds one sample. Each part that doesn't attend is then computed again with another
-    first token: if a later token's output differs, the part mixes tokens.
+    `run` computes the row, which contains one sample. Each part that doesn't attend is then computed again with a
+    different first token. If a later token's output differs, the part mixes tokens.
     """
     attending: set[nn.Module] = set()
     row.attending = attending
@@ -169,7 +169,7 @@ def _mixes(part: nn.Module, args: Any, kwargs: Any, tokens: int) -> bool:
     try:
         before = part(*args, **kwargs)
         after = part(*_each(other, args), **kwargs) if args else part(**_each(other, kwargs))
-    except Exception:  # The part can't run alone; the comparison of layouts then decides.
+    except Exception:  # The part can't run alone. The comparison of layouts then decides.
         return False
     pair = [x[0] if isinstance(x, tuple) else x for x in (before, after)]
     if not all(isinstance(x, Tensor) and x.shape[:2] == (1, tokens) for x in pair):

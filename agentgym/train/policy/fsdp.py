@@ -28,13 +28,13 @@ from agentgym.train.policy.row import as_now
 
 
 def open_policy(path: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> PolicyModel:
-    """Return the policy on this rank's device, sharded if there are several ranks or the config says so.
+    """Return the policy on this rank's device, sharded if there are several ranks or the config requires it.
 
     Only rank 0 reads the weights. Every rank must call it.
 
     Raises:
-        ValueError: On all ranks, if the model can't be read, if offload lacks a GPU or shards, or if the ranks can't be
-            divided into the replicas.
+        ValueError: On all ranks, if the model can't be read, if `offload` is set without a GPU or without shards, or
+            if the ranks can't be divided into the replicas.
     """
     sharded = ranks.world > 1 or shards_alone(config, ranks.device)
     if ranks.world % config.replicas:
@@ -43,18 +43,18 @@ def open_policy(path: Path | str, config: TrainConfig, ranks: Ranks, *, seed: in
             f"a divisor of {ranks.world}"
         )
     if config.offload and ranks.device.type == "cpu":
-        raise ValueError("offload: it moves shards from a GPU to the CPU, but the device is the CPU; set offload=False")
+        raise ValueError("offload: moves shards from a GPU to the CPU, but the device is the CPU; set offload=False")
     if config.offload and not sharded:
         raise ValueError(
-            "offload: it moves shards, but the model is not sharded; also set shard=True, or start several processes"
+            "offload: moves shards, but the model is not sharded; also set shard=True, or start several processes"
         )
     return _open(path, config, ranks, sharded, partial(_load, path, config, ranks, seed), _shape(config))
 
 
 def open_reference(path: Path | str, config: TrainConfig, ranks: Ranks) -> PolicyModel:
-    """Return the frozen reference of a policy that is trained whole, sharded in the same way.
+    """Return the frozen reference of a policy that is trained whole, sharded in the same way as the policy.
 
-    It has the data type of the policy's computation. Every rank must call it.
+    Its data type is that of the policy's computation. Every rank must call it.
     """
     sharded = ranks.world > 1 or shards_alone(config, ranks.device)
     dtype = weight_type(config, ranks.device)
@@ -108,14 +108,14 @@ def _from_the_first(
         raise ValueError(f"model: rank 0 could not load {path}: {error}")
     policy = empty()
     policy.base_fingerprint = base_fingerprint
-    if source is not None:  # how the model's files split and name its weights, for saving
+    if source is not None:  # the split and the names of the weights in the model's files, for saving
         policy.causal._weight_conversions = getattr(source.causal, "_weight_conversions", None)
     go_way(policy, way)
     _arrange(policy, config, ranks, sharded=True)
     policy.to_empty(device=ranks.device)
     weights = {} if source is None else source.state_dict()
     set_model_state_dict(policy, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    # Rotary frequencies are in no state dict, and were not computed on the meta device.
+    # Rotary frequencies aren't in a state dict, and weren't computed on the meta device.
     computed = {} if source is None else dict(source.named_buffers())
     for name, buffer in policy.named_buffers():
         if computed:
@@ -158,7 +158,7 @@ def weight_type(config: TrainConfig, device: torch.device) -> torch.dtype:
 
 
 def stored_type(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """Return the data type of the model's weights in memory; trained whole models are float32."""
+    """Return the data type of the model's weights in memory, which is float32 if the whole model is trained."""
     return torch.float32 if config.method == "full" else weight_type(config, device)
 
 
@@ -181,14 +181,14 @@ def _arrange(policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, sharded:
 def checkpoint_layers(policy: PolicyModel) -> None:
     """Store only each decoder layer's input for the backward pass, and recompute the rest there."""
     for layer in _layers(policy, "gradient_checkpointing"):
-        # Inside the layer's hooks, in which FSDP gathers its weights. Dropout is off, so nothing is random.
+        # Inside the layer's hooks, in which FSDP gathers the layer's weights. Dropout is off, so nothing is random.
         layer.forward = partial(
             checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts
         )
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a layer's first and second forward pass; the second may run in another thread."""
+    """Return the contexts of a layer's first and second forward pass. The second may run in another thread."""
     return nullcontext(), as_now()
 
 
@@ -196,7 +196,7 @@ def _layers(policy: PolicyModel, setting: str) -> Any:
     """Return the decoder's layers.
 
     Raises:
-        ValueError: If the model has no list of layers; the message names the setting that needs one.
+        ValueError: If the model has no list of layers. The message names the setting that needs one.
     """
     lists = [part for part in decoder_of(policy.causal).children() if isinstance(part, nn.ModuleList)]
     count = policy.causal.config.get_text_config().num_hidden_layers
@@ -217,7 +217,7 @@ def shard(
     offload: bool = False,
     replicas: int = 1,
 ) -> None:
-    """Shard every decoder layer and the root in place (FSDP2), over all ranks or over those of each replica.
+    """Shard every decoder layer and the root in place (FSDP2), over all ranks or over the ranks of each replica.
 
     Sharding replaces the parameter objects, so the optimizer must be created afterward.
 
@@ -226,7 +226,7 @@ def shard(
         device: Device of the shards.
         dtype: Data type of all computation. Trained weights, their gradients and moments stay float32.
         offload: Whether to keep shards, gradients and optimizer on the CPU.
-        replicas: Number of copies of the sharded model; must divide the number of ranks.
+        replicas: Number of copies of the sharded model, which must divide the number of ranks.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (

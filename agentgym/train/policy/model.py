@@ -1,4 +1,4 @@
-"""The policy as one module: a causal language model with a LoRA adapter, or one that is trained whole."""
+"""The policy as one module: a causal language model that is trained whole or with a LoRA adapter."""
 
 import warnings
 from collections.abc import Iterator
@@ -24,7 +24,10 @@ from agentgym.train.policy.targets import ALL_LINEAR, Coverage, coverage, find_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """Requirements of a model's forward pass in a layout, found with its weights and sent to ranks without them."""
+    """Requirements of a model's forward pass in a layout.
+
+    They are found with the weights, and sent to ranks without them.
+    """
 
     layout: Layout = "padded"
     logits: LogitMap = PLAIN
@@ -61,7 +64,7 @@ class PolicyModel(nn.Module):
 
     @property
     def adapted(self) -> bool:
-        """Whether an adapter is trained; otherwise the model's weights are trained, or nothing."""
+        """Whether an adapter is trained. Otherwise the model's weights are trained, or nothing."""
         return hasattr(self.model, "peft_config")
 
     @contextmanager
@@ -69,9 +72,8 @@ class PolicyModel(nn.Module):
         """Disable the adapter inside the block, so that the forward pass is that of the base model."""
         trained = [weight for weight in self.parameters() if weight.requires_grad]
         with cast("Any", self.model).disable_adapter():
-            # PEFT freezes a disabled adapter, but at the very first forward FSDP2 takes the gradients' data type from
-            # the trained
-            # weights.
+            # PEFT freezes a disabled adapter, but FSDP2 determines the gradients' data type from the trained weights
+            # in the very first forward pass.
             for weight in trained:
                 weight.requires_grad_(True)
             yield
@@ -87,9 +89,9 @@ class PolicyModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere.
 
-        With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary. `loss` is the loss on
-        which `backward` will be called; if the output layer is trained, it saves one of four multiplications by that
-        layer.
+        With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary. `loss` is the loss
+        on which `backward` will be called. If the output layer is trained, passing it saves one of four
+        multiplications by that layer.
         """
         states_NH, targets_N = self._states(inputs), inputs.target_N
         head, logits = self.causal.get_output_embeddings(), self.way.logits
@@ -106,7 +108,7 @@ class PolicyModel(nn.Module):
         return inputs.scatter_to_samples(logprobs_N, loss_mask_BR), inputs.scatter_to_samples(entropy_N, loss_mask_BR)
 
     def states(self, inputs: Inputs) -> Tensor:
-        """Return the last hidden state (float32, MH) before each trained token, samples in order, left to right."""
+        """Return the last hidden state (float32, MH) before each trained token, by sample, left to right."""
         return self._states(inputs).index_select(0, inputs.index_M).float()
 
     def _states(self, inputs: Inputs) -> Tensor:
@@ -141,12 +143,12 @@ def load_policy(
     """Load the base weights from `path`, frozen, and add a LoRA adapter to the linear layers named by `targets`.
 
     The adapter's initial weights depend only on `seed`, and with them the policy equals the base (arXiv 2106.09685).
-    The adapter is scaled by alpha / rank, or by alpha / sqrt(rank) with `rslora` (arXiv 2312.03732). `dora` trains the
-    length of each weight row separately from its direction (arXiv 2402.09353).
+    The adapter is scaled by alpha / rank, or by alpha / sqrt(rank) with `rslora` (arXiv 2312.03732). `dora` trains
+    the length of each weight row separately from its direction (arXiv 2402.09353).
 
     Raises:
         ValueError: If the model doesn't have a target, if its log-probabilities in this `layout` differ from those of
-            its own forward pass of each sequence alone, or if the folder doesn't hold a complete model.
+            its own forward pass of each sequence alone, or if the folder doesn't contain a complete model.
     """
     base = _base(path, dtype)
     with torch.random.fork_rng(devices=[]):
@@ -165,7 +167,7 @@ def load_whole_policy(
     layout: Layout = "padded",
     device: torch.device | None = None,
 ) -> PolicyModel:
-    """Load the weights from `path`; the language model's are trained, or none.
+    """Load the weights from `path`. Either the language model's weights are trained, or none.
 
     Raises:
         ValueError: As in `load_policy`.
@@ -179,7 +181,7 @@ def _ready(policy: PolicyModel, fingerprint: str, layout: Layout, device: torch.
     """Move a loaded policy to its device, and find the requirements of its forward pass.
 
     Raises:
-        ValueError: If its results would be wrong in this layout.
+        ValueError: If the policy's results would be wrong in this layout.
     """
     policy.base_fingerprint = fingerprint
     if device is not None:
@@ -192,7 +194,7 @@ def _ready(policy: PolicyModel, fingerprint: str, layout: Layout, device: torch.
 
 
 def _whole(base: Any, *, trained: bool) -> PolicyModel:
-    """Return a policy whose decoder and output layer are trained; other parts, such as for images, stay frozen."""
+    """Return a policy whose decoder and output layer are trained. Other parts, such as for images, stay frozen."""
     base.requires_grad_(False)
     for part in (decoder_of(base), base.get_output_embeddings()) if trained else ():
         part.requires_grad_(True)
@@ -200,7 +202,7 @@ def _whole(base: Any, *, trained: bool) -> PolicyModel:
 
 
 def _refuse_kind(causal: Any) -> None:
-    """Raise ValueError for a model that isn't a decoder with an output layer, or that has dynamic rotary positions."""
+    """Raise ValueError if the model isn't a decoder with an output layer, or if it has dynamic rotary positions."""
     name = causal.config.model_type
     if causal.get_output_embeddings() is None:
         raise ValueError(f"model: {name} has no output layer for logits; train a causal language model")
@@ -227,12 +229,12 @@ def _base(path: Path | str, dtype: torch.dtype) -> Any:
     """Return the base model with all of its weights.
 
     Raises:
-        ValueError: If weights are missing or the folder holds an adapter; the message says what to do.
+        ValueError: If weights are missing, or the folder contains an adapter. The message says what to do.
     """
     from transformers import AutoModelForCausalLM
 
     if (Path(path) / "adapter_config.json").exists():
-        raise ValueError(f"model: {path} holds an adapter, which would be ignored; {MERGE_FIRST}")
+        raise ValueError(f"model: {path} contains an adapter, which would be ignored; {MERGE_FIRST}")
     refuse_missing(path)
     with loading(path):
         _refuse_padding_id(path)
@@ -267,9 +269,9 @@ MERGE_FIRST = "set `model` to its base model, or merge the two into one folder w
 def empty_policy(
     path: Path | str, *, dtype: torch.dtype, shape: AdapterShape | None, trained: bool = True
 ) -> PolicyModel:
-    """Return the policy without its weights, on the meta device; only the model's config is read.
+    """Return the policy without its weights, on the meta device. Only the model's config is read.
 
-    Without a `shape` it has no adapter, and its own weights are trained, or none.
+    Without a `shape`, the policy has no adapter: either the model's weights are trained, or none.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

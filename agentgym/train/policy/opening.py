@@ -1,4 +1,4 @@
-"""A comparison when a model is opened: its training layout against its own forward pass of each sequence alone."""
+"""A check when a model is opened: compares its training layout with its own forward pass of each sequence alone."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,11 @@ from agentgym.types.arrays import Ints
 from agentgym.types.sample import Sample
 
 LENGTHS = (11, 4, 9, 2)
-"""Lengths in tokens of the compared sequences; the first three share their first three tokens."""
+"""Lengths in tokens of the compared sequences. The first three sequences share their first three tokens."""
 LARGE = 50_000_000
 """Number of weights above which the comparison uses all of the machine's cores."""
 PEAK = 50.0
-"""Largest logit in the comparison that finds the model's map of its logits."""
+"""Largest logit in the comparison that finds the model's logit map."""
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -52,10 +52,10 @@ def check_padded(model: Any) -> tuple[str, ...]:
     """Check that left-padded rows give the same states as each sequence alone.
 
     Returns:
-        The names of the parts that must be computed sequence by sequence for this; empty for most models.
+        The names of the parts that must be computed sequence by sequence to achieve this; empty for most models.
 
     Raises:
-        ValueError: If the states differ; the message names the model.
+        ValueError: If the states differ. The message names the model.
     """
     with _cores(model):
         decoder, samples = _decoder(model), _samples(model)
@@ -81,8 +81,8 @@ def attend_in_rows(
     Args:
         model: A transformers model, with or without an adapter.
         layouts: The layouts to check.
-        parts: The result of an earlier call. With it nothing is computed, so the model needs no weights. None finds the
-            parts.
+        parts: The result of an earlier call, with which nothing is computed, so the model needs no weights. None
+            finds the parts.
 
     Returns:
         The names of the parts that are computed sequence by sequence, such as those with a recurrent state.
@@ -131,7 +131,7 @@ def _name(model: Any) -> str:
 
 def _attend(model: Any) -> None:
     register()
-    # Some model families use the interface without declaring it.
+    # Some model families use the attention interface without declaring it.
     if model.is_backend_compatible() or model._can_set_attn_implementation():
         model.set_attn_implementation(NAME)
 
@@ -191,7 +191,7 @@ def _difference(model: Any, decoder: Any, samples: Sequence[Sample], alone: Tens
         return " ".join(describe(error).split())
     states = hidden_BTH.flatten(0, 1)[inputs.source_N][inputs.index_M].float()
     apart = float((states - alone).abs().mean() / alone.std().clamp(min=1e-12))
-    if apart <= tolerance(model.dtype):  # false for NaN too
+    if apart <= tolerance(model.dtype):  # False for NaN too.
         return None
     return f"its hidden states are {apart:.2g} standard deviations from those of each sequence alone"
 
@@ -218,7 +218,7 @@ def _mixing(model: Any) -> tuple[str, ...]:
 def find_logit_map(model: Any) -> LogitMap:
     """Return the model's map of its output layer's logits.
 
-    The states of one sequence are scaled up, so that a cap has a visible effect. The factor and the cap must be in the
+    The states of one sequence are scaled up, so a cap has a visible effect. The factor and the cap must be in the
     config.
 
     Raises:
@@ -248,7 +248,7 @@ def find_logit_map(model: Any) -> LogitMap:
 
 
 def _candidates(model: Any) -> list[LogitMap]:
-    """Return the maps that the numbers in the config allow, the plain one first."""
+    """Return the maps that are possible with the numbers in the config, the plain map first."""
     values: dict[str, float] = {}
     for config in (model.config, model.config.get_text_config()):
         for name, value in config.to_dict().items():
@@ -264,7 +264,7 @@ def _stretched(decoder: Any, factor: float) -> Iterator[list[Tensor]]:
     """Multiply the decoder's states by a factor inside the block.
 
     Yields:
-        A list that gets the scaled states of each call.
+        A list that receives the scaled states of each call.
     """
     forward, kept = decoder.forward, []
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from agentgym.types.arrays import Ints
 
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Returns, as in transformers, which queries attend to which keys; called with batch, head, query and key."""
+"""Returns, as in transformers, which queries attend to which keys. It is called with batch, head, query and key."""
 CHECKED = 64
-"""Depth of a row up to which every pair of a layer's mask is compared with the range that was found."""
+"""Depth of a row up to which the range that was found is compared with every pair of a layer's mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,8 +34,9 @@ class Runs:
     queries: list[int]
     """Number of tokens in each run."""
     keys: Tensor | None
-    """int64: for each run, the positions of the tokens before it in its samples, then its own; None if that is just the
-    row."""
+    """int64: for each run, the positions of the tokens before it in its samples, then its own positions; None if these
+    are all positions of the row in order.
+    """
     sizes: list[int]
     """Number of keys of each run."""
 
@@ -59,13 +60,13 @@ class Sequences:
     """B and T."""
 
     def spread(self, value: Any) -> Any:
-        """Return a tensor of the block rearranged by sequences; return anything else unchanged."""
+        """Rearrange a tensor of the block by sequences, and return anything else unchanged."""
         if not isinstance(value, Tensor) or tuple(value.shape[:2]) != self.shape:
             return value
         return value.flatten(0, 1)[self.gather_SL]
 
     def collect(self, value: Any) -> Any:
-        """Return a tensor of the sequences rearranged as a block; return anything else unchanged."""
+        """Rearrange a tensor of the sequences as a block, and return anything else unchanged."""
         if not isinstance(value, Tensor) or value.shape[:2] != self.gather_SL.shape:
             return value
         return value.flatten(0, 1)[self.place_N].reshape(*self.shape, *value.shape[2:])
@@ -93,7 +94,7 @@ class Row:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """The paths from a first token to a last one, which has no next token."""
+        """The paths from each first token to each last token, which no token follows."""
         count, found = self.runs, []
         keys = np.arange(len(self.end_T)) if count.keys is None else count.keys.numpy()
         stops, paths = np.cumsum(count.queries), np.split(keys, np.cumsum(count.sizes)[:-1])
@@ -110,10 +111,10 @@ class Row:
         )
 
     def starts(self, mask: MaskFunction) -> Ints | None:
-        """Return the depth of the first token that each depth sees under a layer's mask, or None if it is always 0.
+        """Return the depth of the first token that each depth attends to under a layer's mask, or None if always 0.
 
         Raises:
-            ValueError: If the mask isn't causal, or if it has gaps in the range that it shows.
+            ValueError: If the mask isn't causal, or if the range of tokens that it allows has gaps.
         """
         depths = int(self.depth_T.max()) + 1
         query, zero = torch.arange(depths, device=self.device), torch.zeros((), dtype=torch.int64, device=self.device)
@@ -132,7 +133,9 @@ class Row:
             stretch = (keys <= queries) & (keys >= low[:, None])
             whole = torch.equal(shows(queries.reshape(-1), keys.reshape(-1)), stretch.reshape(-1))
         if not whole:
-            raise ValueError("layout: a layer's mask shows a token more than an unbroken range of the last tokens")
+            raise ValueError(
+                "layout: a layer's mask allows a token to attend to more than an unbroken range of the last tokens"
+            )
         starts: Ints = low.cpu().numpy()
         return starts if starts.any() else None
 
@@ -147,12 +150,12 @@ class RowMask:
 
     @cached_property
     def starts_D(self) -> Ints | None:
-        """Result of `Row.starts`, computed on first use: some models create masks that none of their layers uses."""
+        """Result of `Row.starts`, computed on first use, because some models create masks that no layer uses."""
         return None if self._mask is None else self.row.starts(self._mask)
 
 
 def runs(end_T: Ints) -> Runs:
-    """Return the runs of a row; a token starts a run if the token before it in the row isn't its parent."""
+    """Return the runs of a row. A token starts a run if the token before it in the row isn't its parent."""
     starts = [0, *(np.flatnonzero(end_T[:-1] <= np.arange(1, len(end_T))) + 1).tolist()]
     paths = [np.flatnonzero(end_T[:start] > start) for start in starts]
     spans = list(pairwise([*starts, len(end_T)]))
@@ -209,5 +212,5 @@ def computing(row: Row | None, sequences: Sequences | None = None) -> AbstractCo
 
 
 def as_now() -> AbstractContextManager[None]:
-    """Return a context, to be entered later, with the current row and sequences: for a layer's second forward pass."""
+    """Return a context with the current row and sequences, to be entered in a layer's second forward pass."""
     return computing(_ROW.get(), _SEQUENCES.get())

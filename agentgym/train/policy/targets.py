@@ -10,7 +10,7 @@ from agentgym.train.policy.decoder import decoder_of
 ALL_LINEAR = "all-linear"
 """Target that means every linear layer of the decoder's layers, except those that route tokens to experts."""
 EXPERTS = "experts"
-"""Target that means expert weights that are stored as one tensor with a matrix for each expert."""
+"""Target that means expert weights that are stored as one tensor, with a matrix for each expert."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Settings in a model's config that hold the number of experts."""
 EXPERT_PARTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
@@ -32,11 +32,11 @@ class Coverage:
     """How much of the decoder is trained, by an adapter or directly."""
 
     share: float
-    """Share of the weights in the decoder's layers that training changes; vectors and embeddings don't count."""
+    """Share of the weights in the decoder's layers that are trained; vectors and embeddings don't count."""
     adapted: tuple[str, ...]
-    """Last two name parts of the weights that training changes, without duplicates."""
+    """Last two name parts of the weights that are trained, without duplicates."""
     bare: tuple[str, ...]
-    """Last two name parts of the weights that training doesn't change, without duplicates."""
+    """Last two name parts of the weights that aren't trained, without duplicates."""
 
 
 def find_targets(model: Any, targets: tuple[str, ...]) -> Targets:
@@ -172,7 +172,7 @@ def _used_as_tensor(model: Any, name: str) -> bool:
 
 
 def _taken_for_experts(model: Any, names: list[str]) -> set[str]:
-    """Return the names that PEFT mistakes for experts, in model families whose experts used to be linear layers."""
+    """Return the names that PEFT mistakes for experts, in model families whose experts were once linear layers."""
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 

@@ -146,7 +146,7 @@ LYING = {"finish_reason": {"type": "stop"}}
         pytest.param(
             generated([10, 11, 12]) | {"output_ids": [10, 11]}, "2 ids, but returned 3 log-probabilities", id="lengths"
         ),
-        pytest.param(generated([10, 11]) | {"output_ids": [10, 12]}, "or those of others", id="other_ids"),
+        pytest.param(generated([10, 11]) | {"output_ids": [10, 12]}, "or those of other ids", id="other_ids"),
         pytest.param(generated([10]) | {"output_ids": "10"}, "sampled '10' ids", id="ids_as_text"),
         pytest.param(generated([10.5]), "cannot be interpreted as an integer", id="half_an_id"),  # type: ignore[list-item]
         pytest.param(generated([1 << 70]), "too big|as an integer", id="a_huge_id"),

@@ -66,7 +66,7 @@ def test_servers_that_do_not_fit_are_refused_by_the_names_of_the_settings(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"gpus": (1, 1)}, r"^gpus: \[1, 1\] contains one twice"),
+        ({"gpus": (1, 1)}, r"^gpus: \[1, 1\] contains a GPU twice"),
         ({"gpus": (1,), "urls": ("http://a",)}, "^gpus: only for launched servers"),
         ({"colocate": "keep", "urls": ("http://a",)}, "^colocate: only for launched servers"),
         ({"arguments": "--tp 2"}, "^arguments: --tp is not allowed; set tp"),

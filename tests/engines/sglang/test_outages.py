@@ -395,7 +395,9 @@ async def test_a_server_with_another_vocabulary_is_refused_before_it_gets_fatal_
     other = json.loads((MODEL / "config.json").read_text()) | {"vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps(other))
     info = {"max_req_input_len": 401, "model_path": str(tmp_path)}
-    with pytest.raises(ValueError, match=r"model: .* has a vocabulary of 512, but the server serves .* with 300"):
+    with pytest.raises(
+        ValueError, match=r"model: .* has a vocabulary of 512, but the server serves .* with a vocabulary of 300"
+    ):
         async with over(Peer(sglang(server_info=giving(info)))):
             pass
 

@@ -70,7 +70,7 @@ async def facts_of(server: Server, *, merged: bool) -> ServerFacts:
         raise EngineError(f"{server}: {error}") from error
     if merged and facts.lora:
         raise ValueError(
-            f"adapters: {server} was started with --enable-lora; start it without, or set adapters=tensors"
+            f"adapters: {server} was started with --enable-lora; start it without that flag, or set adapters=tensors"
         )
     return facts
 

@@ -17,7 +17,7 @@ def visible_gpus() -> list[str]:
 
 
 def place_servers(config: SGLangConfig, visible: Sequence[str], *, trainers: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return the GPUs of each server to launch: `tp` per server, or none on a machine without GPUs.
+    """Return the GPUs of each server to launch: `tp` GPUs per server, or no GPUs on a machine without any.
 
     No two servers share a GPU, and no server shares one with a trainer unless `config.colocate` allows it.
 

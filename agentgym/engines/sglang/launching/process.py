@@ -57,7 +57,7 @@ def free_port() -> int:
 class ServerProcess:
     """A command and all processes that it starts.
 
-    They end on `close`, and when this Python process ends, however it ends.
+    All of them are terminated on `close`, and when this Python process ends, no matter how it ends.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ServerProcess:
 
         Args:
             client: A client of the server.
-            startup_s: Most seconds to wait.
+            startup_s: Maximum seconds to wait.
             progress: Called with each new last line of the log, and with the elapsed and maximum seconds.
 
         Raises:

@@ -1,7 +1,7 @@
 """A process supervisor: runs a command until its stdin is closed, then terminates the command and all it started.
 
 Run it as `python -I -S supervise.py GRACE_S COMMAND...`, as a session leader. It is a script, so it imports only the
-standard library. Its stdin is closed however the parent ends, even by SIGKILL.
+standard library. Its stdin is closed no matter how the parent ends, even by SIGKILL.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ def _end_at_the_end_of_stdin(child: "subprocess.Popen[bytes]", grace_s: float) -
 def die_with(supervisor: int) -> None:
     """Have the kernel kill this process when its parent, the supervisor, ends.
 
-    If the supervisor has ended already, kill it now.
+    If the supervisor has already ended, kill this process now.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -19,8 +19,8 @@ class MergedWeights:
     """Yields the weights that training changes, and remembers which ones to restore later.
 
     Adapters are merged in float32, and the sums are rounded to the dtype of the model's files unless `exact`. In
-    bfloat16, changes smaller than half the distance between two numbers are lost, which the check after a weight sync
-    detects.
+    bfloat16, changes smaller than half the distance between two adjacent numbers are lost, which the check after a
+    weight sync detects.
     """
 
     def __init__(self, model: str | Path, *, bucket_bytes: int, exact: bool = False) -> None:
@@ -29,9 +29,9 @@ class MergedWeights:
         self._changed: set[str] = set()
 
     def of(self, policy: Adapter | ModelWeights | None) -> Callable[[], Iterator[Bucket]]:
-        """Return a function that yields the changed weights under a policy in buckets, or the original ones for None.
+        """Return a function that yields a policy's changed weights in buckets, or their original values for None.
 
-        It reads the names in the model's files.
+        The names in the model's files are read before the function returns.
 
         Raises:
             ValueError: If the policy has a weight that the model's files don't have.
@@ -52,7 +52,7 @@ class MergedWeights:
         return partial(self._buckets, partial(self._sums, sorted(self._changed), pairs, scale))
 
     def _whole(self, weights: ModelWeights) -> Callable[[], Iterator[Bucket]]:
-        """Return a function that yields these weights, and restores those that only an earlier policy changed."""
+        """Return a function that yields these weights, and the original ones that only an earlier policy changed."""
         strange = sorted(weights.files.keys() - self._files.keys())
         if strange:
             raise ValueError(

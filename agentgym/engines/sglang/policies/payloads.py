@@ -15,7 +15,7 @@ Bucket = Sequence[tuple[str, Any]]
 
 
 class PolicyVersion(NamedTuple):
-    """The weights that new tokens are sampled from, by the names that the servers know. It can be pickled."""
+    """A policy, as the names that the servers know its adapter and weights by. It can be pickled."""
 
     lora: str | None
     """Name of the adapter; None for the weights alone."""
@@ -47,7 +47,7 @@ class AdapterFolder:
 
 
 class PackedAdapter:
-    """An adapter as a request body, built in advance because it may have some hundred megabytes."""
+    """An adapter as a request body, built in advance because it may take hundreds of megabytes."""
 
     def __init__(self, lora: str, adapter: Adapter, *, tps: Sequence[int]) -> None:
         packed = packed_tensors(adapter.tensors)
@@ -75,7 +75,7 @@ class Weights:
 
 
 def packed_tensors(tensors: Mapping[str, Any], *, listed: bool = False) -> str:
-    """Pack tensors as a server unpickles them, by name or as a list of pairs.
+    """Pack tensors in the format that a server unpickles: by name, or as a list of pairs if `listed`.
 
     Raises:
         ValueError: If a tensor isn't a torch tensor, which would crash the server.
