@@ -99,7 +99,7 @@ def test_a_new_file_among_the_data_changes_the_hash_and_a_missing_one_is_an_erro
     assert content(env) != before
     (tmp_path / "hashed" / "words.txt").unlink()
     with pytest.raises(
-        ValueError, match=r"^Said\.data_files: there is no .*words\.txt; name files and folders next to env"
+        ValueError, match=r"^Said\.data_files: .*words\.txt does not exist; name files and folders next to env"
     ):
         content(env)
 

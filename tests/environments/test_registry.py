@@ -206,5 +206,5 @@ def test_another_folder_in_the_place_of_an_env_of_the_gallery_is_named(
 
 @pytest.mark.parametrize("name", ["", " ", "a:b", "a.py", "--env", "../x", "a b"])
 def test_a_name_that_a_command_line_could_not_take_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^register: a name may have letters, digits"):
+    with pytest.raises(ValueError, match=r"^register: a name may contain letters, digits"):
         ag.register(name)

@@ -291,7 +291,7 @@ async def test_an_interrupt_that_raises_is_logged_and_changes_nothing(caplog: py
 def test_an_async_interrupt_is_refused_when_the_class_is_made() -> None:
     async def interrupt(self: Any) -> None: ...
 
-    with pytest.raises(ValueError, match=r"^Made\.interrupt: is not awaited; make it a plain `def`"):
+    with pytest.raises(ValueError, match=r"^Made\.interrupt is called without `await`; make it a plain `def`"):
         type("Made", (Counting,), {"interrupt": interrupt})
 
 

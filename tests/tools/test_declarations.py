@@ -122,13 +122,13 @@ def test_a_tool_may_be_called_answer_when_its_method_is_not() -> None:
         (property(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a property"),
         (staticmethod(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a staticmethod"),
         (classmethod(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a classmethod"),
-        (tool(silent), "^tool 'look' of Quiz: needs a docstring"),
+        (tool(silent), "^tool 'look' of Quiz needs a docstring"),
         (tool(untyped), "^tool 'look' of Quiz: parameter 'x' needs a type annotation"),
         (tool(positional), "^tool 'look' of Quiz: parameter 'a' is positional-only, .* remove the `/`"),
-        (tool(selfless), "^tool 'look' of Quiz: needs `self` as its first parameter$"),
-        (tool(forgetful), "^tool 'look' of Quiz: needs `self` as its first parameter, got 'x'$"),
-        (tool(yielding), "^tool 'look' of Quiz: is a plain generator"),
-        (tool(wrapped), "^tool 'look' of Quiz: is a plain generator"),
+        (tool(selfless), "^tool 'look' of Quiz needs `self` as its first parameter$"),
+        (tool(forgetful), "^tool 'look' of Quiz needs `self` as its first parameter, got 'x'$"),
+        (tool(yielding), "^tool 'look' of Quiz is a plain generator"),
+        (tool(wrapped), "^tool 'look' of Quiz is a plain generator"),
     ],
 )
 def test_a_tool_that_could_not_be_called_is_refused_when_the_class_is_made(part: Any, why: str) -> None:
@@ -141,8 +141,8 @@ def test_a_tool_that_could_not_be_called_is_refused_when_the_class_is_made(part:
     [
         (lambda self: 1.0, "^'right' of Quiz: overridden without @ag.reward; .* `right = None`"),
         (property(ag.reward(lambda self: 1.0)), "^'right' of Quiz: @ag.reward only works on a method"),
-        (reward(forgetful), "^reward 'right' of Quiz: needs `self` as its first parameter, got 'x'$"),
-        (reward(needs_answer), "^reward 'right' of Quiz: is called with only `self`, but parameter 'answer'"),
+        (reward(forgetful), "^reward 'right' of Quiz needs `self` as its first parameter, got 'x'$"),
+        (reward(needs_answer), "^reward 'right' of Quiz is called with only `self`, but parameter 'answer'"),
         (reward(yielding), "^reward 'right' of Quiz: is a generator"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_method_that_is_awaited_is_an_async_def(name: str, part: Any, why: str
 
 
 def test_an_env_without_tools_must_await_its_methods_too() -> None:
-    with pytest.raises(ValueError, match=r"^Bare\.step: is a plain `def`"):
+    with pytest.raises(ValueError, match=r"^Bare\.step is a plain `def`"):
         type("Bare", (ag.Env,), {"step": plain})
 
 
@@ -202,7 +202,7 @@ def test_tasks_may_be_static_or_cached() -> None:
 
 
 def test_tools_is_a_property() -> None:
-    with pytest.raises(ValueError, match=r"^Quiz\.tools: is read, not called; write `@property` above `def tools"):
+    with pytest.raises(ValueError, match=r"^Quiz\.tools is read, not called; write `@property` above `def tools"):
         env(tools=lambda self: [])
 
 
@@ -251,11 +251,11 @@ def test_a_setting_of_the_wrong_kind_is_refused_when_the_class_is_made(parts: di
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("sytem", "Be brief.", "sytem: is not an env setting; did you mean 'system'?"),
-        ("sysetm", "Be brief.", "sysetm: is not an env setting; did you mean 'system'?"),
-        ("limit", ag.Limits(turns=3), "limit: is not an env setting; did you mean 'limits'?"),
-        ("contxt", ag.Window(), "contxt: is not an env setting; did you mean 'context'?"),
-        ("sandbox_spek", ag.AnySandbox(), "sandbox_spek: is not an env setting; did you mean 'sandbox_spec'?"),
+        ("sytem", "Be brief.", "sytem is not an env setting; did you mean 'system'?"),
+        ("sysetm", "Be brief.", "sysetm is not an env setting; did you mean 'system'?"),
+        ("limit", ag.Limits(turns=3), "limit is not an env setting; did you mean 'limits'?"),
+        ("contxt", ag.Window(), "contxt is not an env setting; did you mean 'context'?"),
+        ("sandbox_spek", ag.AnySandbox(), "sandbox_spek is not an env setting; did you mean 'sandbox_spec'?"),
         (
             "sandbox",
             ag.AnySandbox(),
@@ -303,7 +303,7 @@ def test_the_limit_of_seconds_is_a_number(value: Any) -> None:
 
 
 def test_register_without_a_name_or_on_no_env_says_how_it_is_written() -> None:
-    with pytest.raises(TypeError, match=r'^register: needs a name, write `@ag\.register\("name"\)`'):
+    with pytest.raises(TypeError, match=r'^register: expected a name, as in `@ag\.register\("name"\)`'):
         ag.register(Base)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^register: 'fn' can only name an env class, got <function"):
         ag.register("fn")(plain)  # type: ignore[type-var]
