@@ -125,7 +125,7 @@ def split(
 
 
 def overlap(splits: Mapping[str, Sequence[Task]]) -> str | None:
-    """Return a phrase that names a task that two splits share, by id or by all other fields, or None if there is none."""
+    """Return a phrase that names a task in two splits, by its id or by all other fields; None if there is none."""
     seen = _Seen()
     for name, tasks in splits.items():
         for number in range(len(tasks)):

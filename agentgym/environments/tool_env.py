@@ -156,7 +156,7 @@ class ToolEnv(Env[TaskT]):
         return scores
 
     async def _value(self, name: str) -> float:
-        """Return a reward's value: 0.0 if the policy's code killed the sandbox or left something unusable for the reward."""
+        """Return a reward's value: 0.0 if the policy's code killed the sandbox or left something unusable in it."""
         method, where = getattr(self, name), f"{type(self).__name__}: reward {name!r}"
         try:
             return await reward_value(method, where, self._threads)

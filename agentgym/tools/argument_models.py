@@ -31,7 +31,7 @@ class Parameter:
     default: Any
 
     def is_as(self, other: "Parameter") -> bool:
-        """Return whether a model made for this parameter fits the other; equal types in a different order don't count."""
+        """Return whether a model made for this parameter fits the other, whose types must be in the same order."""
         return (
             self.name == other.name
             and self.kind is other.kind
@@ -183,7 +183,7 @@ def _is_value(default: Any) -> bool:
 
 
 def _are_one(first: Any, second: Any) -> bool:
-    """Return whether two types, or objects within them, are equal; each reading of a type creates a new `Field(...)`."""
+    """Return whether two types, or objects within them, are equal; each reading creates a new `Field(...)`."""
     if first is second:
         return True
     if type(first) is not type(second):

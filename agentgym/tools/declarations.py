@@ -40,12 +40,12 @@ def marked(owner: type, mark: str, decorator: str) -> Iterator[tuple[str, Any]]:
             yield name, getattr(static, mark)
         elif static is not None and any(hasattr(vars(base).get(name), mark) for base in owner.__mro__):
             raise ValueError(
-                f"{where}: overridden without {decorator}; add the decorator, or write `{name} = None` to remove it"
+                f"{where} is overridden without {decorator}; add the decorator, or write `{name} = None` to remove it"
             )
 
 
 def check_target(target: object, decorator: str, use: str) -> None:
-    """Raise TypeError if a decorator is applied to anything but a function; `use` is the text that says how to fix it."""
+    """Raise TypeError if a decorator is applied to anything but a function; `use` says what to write instead."""
     if not inspect.isfunction(target):
         shown = repr(target) if isinstance(target, str | int | float) else f"a {type(target).__name__}"
         raise TypeError(f"{decorator}: expected a method, got {shown}; {use}")

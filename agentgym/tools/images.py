@@ -11,7 +11,7 @@ from agentgym.types.task import Task
 
 
 def image_in(env: Any, tasks: Iterable[Task]) -> str | None:
-    """Return an error's phrase for where an env shows the root conversation an image, or None if nowhere known.
+    """Return a phrase that says where an env shows its root conversation an image, or None if it isn't known to.
 
     Only the prompts of these tasks and declared tools whose annotation says that they always return images are
     considered.

@@ -187,7 +187,7 @@ async def test_a_client_reads_the_task_calls_tools_answers_and_reads_the_reward(
         assert (outcome["reward"], outcome["rewards"], outcome["stop_reason"]) == (5.0, {"right": 5.0}, "answer")
         assert outcome["metrics"]["tool_calls"] == 1
         late = await client.call_tool("add", {"a": 1, "b": 1})
-        assert (late.is_error, text(late)) == (True, f"the episode has ended; {OUTCOME} holds its outcome")
+        assert (late.is_error, text(late)) == (True, f"the episode has ended; {OUTCOME} contains its outcome")
 
 
 async def test_everything_of_the_env_runs_in_one_task_and_is_closed_behind_the_client() -> None:

@@ -340,6 +340,6 @@ async def test_no_messages_and_a_role_that_no_template_knows_are_refused_with_th
 
     empty = await ag.rollout(Odd, TASK, Scripted([say("done")]))
     odd = await ag.rollout(type("Odd", (Odd,), {"first": [message]}), TASK, Scripted([say("done")]))
-    assert empty.error == "EnvError: Odd.reset: messages must not be empty, the model needs a prompt"
+    assert empty.error == "EnvError: Odd.reset: messages must not be empty, because the model needs a prompt"
     assert odd.error is not None
     assert "Odd.reset: messages[0].role must be one of system, user, assistant, tool, got 'developer'; " in odd.error

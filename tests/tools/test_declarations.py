@@ -118,7 +118,7 @@ def test_a_tool_may_be_called_answer_when_its_method_is_not() -> None:
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        (plain, "^'look' of Quiz: overridden without @ag.tool; .* `look = None` to remove it"),
+        (plain, "^'look' of Quiz is overridden without @ag.tool; .* `look = None` to remove it"),
         (property(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a property"),
         (staticmethod(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a staticmethod"),
         (classmethod(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a classmethod"),
@@ -139,7 +139,7 @@ def test_a_tool_that_could_not_be_called_is_refused_when_the_class_is_made(part:
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        (lambda self: 1.0, "^'right' of Quiz: overridden without @ag.reward; .* `right = None`"),
+        (lambda self: 1.0, "^'right' of Quiz is overridden without @ag.reward; .* `right = None`"),
         (property(ag.reward(lambda self: 1.0)), "^'right' of Quiz: @ag.reward only works on a method"),
         (reward(forgetful), "^reward 'right' of Quiz needs `self` as its first parameter, got 'x'$"),
         (reward(needs_answer), "^reward 'right' of Quiz is called with only `self`, but parameter 'answer'"),
