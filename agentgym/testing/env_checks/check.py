@@ -243,7 +243,9 @@ async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], 
     if play.reward is not None and play.reward >= settings.threshold and not settings.idle_is_right:
         scores = dict(play.rollout.rewards) if play.rollout is not None else {}
         wrong = f"reward {play.reward} >= {settings.threshold}, {scores}"
-        change = "doing nothing must earn less than a solution; pass idle_is_right=True (--idle-is-right) if it is a solution"
+        change = (
+            "doing nothing must earn less than a solution; pass idle_is_right=True (--idle-is-right) if it is right"
+        )
         return [Finding("no-op", wrong, change)], play
     return [], play
 
