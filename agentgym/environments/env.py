@@ -173,9 +173,9 @@ class Env(Generic[TaskT]):
 
         During a rollout, `self.resources` is the value that this method yields.
 
-        Override it as a generator: write `@classmethod`, below it `@asynccontextmanager`, and then `async def
-        open_resources(cls)` with one `yield`. Runs, evaluations and `run_groups` open the resources once per process,
-        and always close them at their end, even after an error.
+        Override it as a generator with one `yield`: write `@classmethod`, then `@asynccontextmanager`, then `async def
+        open_resources(cls)`. Runs, evaluations and `run_groups` open the resources once per process, and always close
+        them at their end, even after an error.
         """
         return nullcontext()
 

@@ -156,7 +156,7 @@ async def test_the_lower_floor_has_no_tools_no_score_and_asks_for_a_step() -> No
     assert await env.score() == {}
     with pytest.raises(NotImplementedError, match=r"Env\.step"):
         await env.step(say(""))
-    with pytest.raises(NotImplementedError, match=r"Env\.tasks\(split\): override it"):
+    with pytest.raises(NotImplementedError, match=r"Env\.tasks\(split\) is not implemented; override it"):
         ag.Env.tasks("train")
 
 
