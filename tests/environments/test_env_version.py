@@ -132,7 +132,7 @@ async def test_a_run_keeps_it_show_prints_it_and_a_resumed_run_says_that_it_is_a
     (tmp_path / "hashed" / "words.txt").write_text("other\n")
     with caplog.at_level(logging.WARNING):
         await ag.train_policy(replace(run, output_dir=None, resume=folder))
-    assert f"it was (hashed.env:Said, version 1.2, sha256 {first[:12]}) and is" in caplog.text
+    assert f"it was (hashed.env:Said, version 1.2, sha256 {first[:12]}), and is now" in caplog.text
 
 
 def test_an_env_without_a_file_has_no_hash() -> None:

@@ -237,7 +237,7 @@ def test_one_that_cannot_be_opened_on_the_class_is_refused_when_the_class_is_mad
         yield 1
 
     made: Any = classmethod(generator) if bare else asynccontextmanager(generator)
-    with pytest.raises(ValueError, match=r"^Made\.open_resources: is .*; write `@classmethod`, below it"):
+    with pytest.raises(ValueError, match=r"^Made\.open_resources is .*; write `@classmethod`, below it"):
         type("Made", (Searching,), {"open_resources": made})
 
 

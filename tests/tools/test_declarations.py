@@ -143,7 +143,7 @@ def test_a_tool_that_could_not_be_called_is_refused_when_the_class_is_made(part:
         (property(ag.reward(lambda self: 1.0)), "^'right' of Quiz: @ag.reward only works on a method"),
         (reward(forgetful), "^reward 'right' of Quiz needs `self` as its first parameter, got 'x'$"),
         (reward(needs_answer), "^reward 'right' of Quiz is called with only `self`, but parameter 'answer'"),
-        (reward(yielding), "^reward 'right' of Quiz: is a generator"),
+        (reward(yielding), "^reward 'right' of Quiz is a generator"),
     ],
 )
 def test_a_reward_that_could_not_be_called_is_refused_when_the_class_is_made(part: Any, why: str) -> None:
@@ -155,14 +155,14 @@ def test_a_reward_that_could_not_be_called_is_refused_when_the_class_is_made(par
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        (lambda self, *given, **named: None, "is a plain `def`, but agentgym awaits it; write `async def {}"),
-        (yielding_async, "is a generator"),
-        (property(plain), "must be a method, got .*; write `async def {}"),
-        (None, "must be a method, got None; write `async def {}"),
+        (lambda self, *given, **named: None, " is a plain `def`, but agentgym awaits it; write `async def {}"),
+        (yielding_async, " is a generator"),
+        (property(plain), ": must be a method, got .*; write `async def {}"),
+        (None, ": must be a method, got None; write `async def {}"),
     ],
 )
 def test_a_method_that_is_awaited_is_an_async_def(name: str, part: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=rf"^Quiz\.{name}: {why.format(name)}"):
+    with pytest.raises(ValueError, match=rf"^Quiz\.{name}{why.format(name)}"):
         env(**{name: part})
 
 
@@ -184,14 +184,14 @@ def test_a_decorated_async_method_is_awaited_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        (lambda self, split: [], "is called on the class, without an instance; write `@classmethod` above"),
-        ([TASK], r"must be a method of the class, got \[.*; write `@classmethod` above"),
-        (classmethod(yielding), "is a generator"),
-        (classmethod(fresh(Base.step)), "is an `async def`, but agentgym does not await it"),
+        (lambda self, split: [], " is called on the class, without an instance; write `@classmethod` above"),
+        ([TASK], r": must be a method of the class, got \[.*; write `@classmethod` above"),
+        (classmethod(yielding), " is a generator"),
+        (classmethod(fresh(Base.step)), " is an `async def`, but agentgym does not await it"),
     ],
 )
 def test_tasks_is_a_plain_method_of_the_class(part: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=rf"^Quiz\.tasks: {why}"):
+    with pytest.raises(ValueError, match=rf"^Quiz\.tasks{why}"):
         env(tasks=part)
 
 
