@@ -21,7 +21,7 @@ BOUNDS = {
     "greater than": "above",
     "less than": "below",
 }
-"""Pydantic's words for bounds, and ours."""
+"""Our words for bounds, by pydantic's."""
 
 
 def _without_nul(value: str) -> str:
@@ -136,7 +136,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def checked_dataclass(**options: Any) -> Callable[[C], C]:
-    """Make a config of a class: a dataclass, with the same options, whose fields pydantic validates.
+    """Turn a class into a config: a dataclass with these options, whose fields pydantic validates.
 
     Each field gets a value of its type within its bounds, even after `dataclasses.replace`; otherwise a ValueError
     names the field and the accepted values. Types are exact: True isn't a number, and neither is text. An integer
@@ -202,7 +202,7 @@ def _refusal(cls: Any, given: Mapping[str, Any], errors: list[ErrorDetails]) -> 
         return TypeError(f"{cls.__name__}: there is no field {name!r}; {meant}")
     if first["type"] == "missing" and len(first["loc"]) == 1:
         missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
-        return TypeError(f"{cls.__name__}: give {', '.join(missing)}")
+        return TypeError(f"{cls.__name__}: required but missing: {', '.join(missing)}")
     return ValueError(what_to_give(name, given[name], [each for each in errors if each["loc"][0] == first["loc"][0]]))
 
 
@@ -235,7 +235,7 @@ def require_instance(name: str, value: object, owner: type) -> None:
 
 
 def what_to_give(name: str, value: Any, errors: list[ErrorDetails]) -> str:
-    """Return the error message for a field: the place in it, what is expected there, and what it got.
+    """Return the error message for a field: the path inside it, the expected value there, and the actual one.
 
     For a union, the expectations are those of the members that matched furthest. Of a mapping, only the invalid value
     is included, because other values may be secrets.

@@ -40,7 +40,7 @@ def find_model(model: Path | str) -> Path | str:
 
 
 def _exists(path: Path | str) -> bool:
-    """Return whether something exists at a path; False also for a name that no file can have."""
+    """Return whether something exists at a path, and False for a name that no file can have."""
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
 
 
@@ -154,8 +154,8 @@ def of_field(field: str) -> Iterator[None]:
 def loading(model: Path | str) -> Iterator[None]:
     """Convert errors of a model's files and the Hugging Face hub to a one-line ValueError that says what to specify.
 
-    Also disables the progress bars of transformers, because a log has separate lines. RuntimeError and MemoryError
-    propagate: the machine is too small, or a library has a bug.
+    This also disables the progress bars of transformers, because they would clutter a log. RuntimeError and MemoryError
+    propagate, because they mean that the machine is too small, or that a library has a bug.
     """
     from transformers.utils.logging import disable_progress_bar
 

@@ -21,9 +21,9 @@ from agentgym.types.rollout import Rollout
 from agentgym.types.transcript import printable
 
 SHOWN_ROLLOUTS = 3
-"""Maximum number of its own rollouts that a failed test prints: the last ones."""
+"""Maximum number of a test's own rollouts that are printed if it fails; these are the last ones."""
 SHOWN_OF_CHECK = 4
-"""Maximum number of rollouts of `check_env` that a failed test prints in addition."""
+"""Maximum number of rollouts of `check_env` that are printed in addition."""
 WATCH = pytest.StashKey[LeakWatch]()
 ASYNC_PLUGINS = ("asyncio", "trio", "tornasync", "twisted", "aiohttp")
 

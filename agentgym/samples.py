@@ -1,4 +1,4 @@
-"""Converts rollouts to training samples, with an advantage for each token. Numpy only.
+"""Conversion of rollouts to training samples, with an advantage for each token. It needs only NumPy.
 
 A rollout counts once in its group's baseline (`agentgym.advantages.group`), no matter how many segments or samples it
 becomes. A role with a separate reward has a separate baseline, in which each rollout also counts once. The order of
@@ -118,7 +118,7 @@ def build_samples(
 
     Raises:
         ValueError: If a rollout id appears twice, if a rollout has no token ids, if `credit` is unknown or needs a
-            critic, or if `credit` is "branches" and no rollout was run with `branching`.
+            critic, or if it is "branches" but no rollout was run with `branching`.
     """
     if credit not in get_args(CreditLevel):
         raise ValueError(f"credit: expected one of {', '.join(get_args(CreditLevel))}, got {credit!r}")
@@ -234,7 +234,7 @@ def _of_segment(rollout: Rollout, segment: Segment, advantages: Mapping[tuple[st
     """Return the advantages of a segment's tokens.
 
     Raises:
-        ValueError: If they are missing, or if their number isn't the number of tokens.
+        ValueError: If the advantages are missing, or if their number isn't the number of tokens.
     """
     values = advantages.get((rollout.rollout_id, segment.index))
     if values is None or len(values) != len(segment.token_ids):
@@ -283,7 +283,7 @@ def _refuse_without_ids(rollouts: Sequence[Rollout]) -> None:
         turns = (turn for segment in _trained(rollout, branches=True) for turn in segment.turns)
         if any(turn.versions[0].version == NO_POLICY for turn in turns):
             raise ValueError(
-                f"rollout {rollout.rollout_id!r}: was sampled from an endpoint, which returns neither token ids nor "
+                f"rollout {rollout.rollout_id!r} was sampled from an endpoint, which returns neither token ids nor "
                 "log-probabilities; train on rollouts of an engine that does, such as ag.TransformersEngine or SGLang"
             )
 
@@ -291,7 +291,7 @@ def _refuse_without_ids(rollouts: Sequence[Rollout]) -> None:
 def _refuse_repeated_ids(rollouts: Sequence[Rollout]) -> None:
     for name, count in Counter(rollout.rollout_id for rollout in rollouts).items():
         if count > 1:
-            raise ValueError(f"rollout {name!r}: appears {count} times; each rollout needs a unique id")
+            raise ValueError(f"rollout {name!r} appears {count} times; each rollout needs a unique id")
 
 
 def demonstrations(rollouts: Sequence[Rollout], *, context_weight: float = 0.0) -> list[Sample]:

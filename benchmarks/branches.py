@@ -12,8 +12,8 @@ reward over the last fifth of 40 steps of 1,680 turns each, over ten seeds, minu
 its standard error.
 
 `outcome` is the leave-one-out baseline of whole rollouts. `every5` runs two branches after every fifth turn, `middle`
-two after the tenth, `dense` one after every turn. With `_root`, the branches only estimate values and are not trained
-on.
+runs two after the tenth, and `dense` runs one after every turn. With `_root`, the branches only estimate values and are
+not trained on.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ Way: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """After which turns branches run, how many per turn, and whether they are trained on."""
+    """Settings of the branches: after which turns they run, how many per turn, and whether they are trained on."""
 
     every: int = TURNS
     branches: int = 0
@@ -153,7 +153,7 @@ def learned(env: str, credit: Credit, seed: int) -> float:
     for step in range(STEPS):
         batch = Batch(env, logits, np.random.default_rng([seed, 1, step]))
         batch.play(credit)
-        # All steps have the same length, so that credits differ only in direction.
+        # All steps have the same length, so that the kinds of credit differ only in the step's direction.
         size = float(np.sqrt((batch.gradient**2).sum()))
         logits = logits + LEARNING_RATE * batch.gradient / max(size, 1e-9) / 4
         rewards.append(float(np.mean(batch.rewards)))

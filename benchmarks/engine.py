@@ -9,8 +9,8 @@ One tiny model, one thread, temperature 0.7, no stop ids, so that every side sam
     ragged   4 turns with the workload's lengths, few long and many short
     alone    as single, but every rollout has a different prompt; in the others eight share one
 
-A static batch and `generate_batch` get the whole context with every turn; the engine keeps its KV. A static batch
-runs until its longest row is done; only requested tokens count.
+A static batch and `generate_batch` get the whole context with every turn, while the engine keeps its KV cache. A static
+batch runs until its longest row is done, but only requested tokens count.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ REFERENCE: dict[str, float | str] = {
 
 
 class Script(NamedTuple):
-    """What one rollout does: its prompt, then for each turn the number of ids to sample and the ids after them."""
+    """The script of one rollout: its prompt, then for each turn the number of ids to sample and the ids after them."""
 
     prompt: list[int]
     turns: list[tuple[int, list[int]]]

@@ -2,11 +2,11 @@
 
 `python -m benchmarks.gpu [--json] [--dry-run] [--quick] [--shard] [--peak-tflops N] [--workloads FILE.py] [--seed N]`
 
-A Qwen3 with the shape of the 1.7B model, random weights, bfloat16, and an adapter of rank 16; completions of
-log-normal length (`rl_lengths`) in groups of 8; rows of 16,384 tokens. Steps are those of the real trainer. Only the
-samples' own tokens count, prompts included: padding is no work, and a prompt that a tree computes once counts once
-per sample in tokens per second, and once in MFU. `--dry-run` does everything in tiny shapes on the CPU. Each figure
-is also printed to stderr as soon as it is known; a case that fails is reported there and left out.
+A Qwen3 with the shape of the 1.7B model, random weights, bfloat16, and an adapter of rank 16; completions of log-normal
+length (`rl_lengths`) in groups of 8; rows of 16,384 tokens. Steps are those of the real trainer. Only the samples' own
+tokens count, prompts included. Padding doesn't count as work. A prompt that a tree computes once counts once per sample
+in tokens per second, and once in MFU. `--dry-run` does everything in tiny shapes on the CPU. Each result is also
+printed to stderr as soon as it is known. A case that fails is reported there and left out.
 """
 
 import gc
@@ -247,9 +247,9 @@ def speeds(
 
 
 def parity(folder: Path, rows: Sequence[Sample], size: Size, device: str) -> dict[str, float]:
-    """Return how far the tree (FlexAttention on a GPU) is from left-padded rows (SDPA), in float32.
+    """Return the difference of the tree layout (FlexAttention on a GPU) from left-padded rows (SDPA), in float32.
 
-    The figures are the largest difference of a log-probability in nats, and the relative differences of loss and
+    The values are the largest difference of a log-probability in nats, and the relative differences of the loss and the
     gradient norm.
     """
     base = config(size, "padded", checkpointing=True, dtype="float32", device=device)
@@ -271,7 +271,7 @@ def scores(trainer: Trainer, row: Sample) -> Any:
 
 
 def goals(figures: dict[str, float], *, on_gpu: bool) -> dict[str, Goal]:
-    """Return the goals: parity on any device, speed only on a GPU. A missing figure was not measured."""
+    """Return the goals: parity on any device, speed only on a GPU. A missing value was not measured."""
     met = {
         "tree / padded rows, log-probability gap": at_most(figures.get("tree_parity_logprob_gap"), 1e-4),
         "tree / padded rows, gradient norm": at_most(figures.get("tree_parity_grad_norm_off"), 1e-4),
@@ -284,7 +284,7 @@ def goals(figures: dict[str, float], *, on_gpu: bool) -> dict[str, Goal]:
 
 
 def best(figures: dict[str, float], layout: Layout, what: str) -> float | None:
-    """Return the layout's largest figure of that kind, or None if there is none."""
+    """Return the layout's largest value of that kind, or None if there is none."""
     found = [value for name, value in figures.items() if name.startswith(layout) and name.endswith(f"_{what}")]
     return max(found, default=None)
 

@@ -1,4 +1,4 @@
-"""What all benchmarks share: arguments, the report, and measurements of CPU seconds and peak memory."""
+"""Code that all benchmarks share: arguments, the report, and measurements of CPU seconds and peak memory."""
 
 import argparse
 import gc
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Goal(TypedDict):
-    """A figure, its goal, and whether it meets it; `met` is None if the figure was not measured."""
+    """A measured value, its goal, and whether the value meets the goal; `met` is None if it was not measured."""
 
     value: float | None
     goal: float
@@ -80,7 +80,7 @@ def program() -> str:
 
 
 def workloads_path(args: argparse.Namespace) -> str | None:
-    """Return the absolute path of `--workloads` for a worker, whose working folder is another one.
+    """Return the absolute path of `--workloads` for a worker, which has a different working folder.
 
     None means the default workloads.
     """
@@ -118,17 +118,17 @@ def _lacks(path: Path, name: str) -> NoReturn:
 
 
 def at_least(value: float | None, goal: float) -> Goal:
-    """Return a goal that a larger figure meets; None is a figure that was not measured."""
+    """Return a goal that is a lower limit; the value None was not measured."""
     return {"value": value, "goal": goal, "met": None if value is None else bool(value >= goal)}
 
 
 def at_most(value: float | None, goal: float) -> Goal:
-    """Return a goal that a smaller figure meets; None is a figure that was not measured."""
+    """Return a goal that is an upper limit; the value None was not measured."""
     return {"value": value, "goal": goal, "met": None if value is None else bool(value <= goal)}
 
 
 def over(figures: Mapping[str, float], one: str, other: str) -> float | None:
-    """Return one figure divided by another, or None if either was not measured."""
+    """Return one value divided by another, or None if either was not measured."""
     return figures[one] / figures[other] if one in figures and other in figures else None
 
 
@@ -163,7 +163,7 @@ def fresh(function: Callable[..., T], *values: Any) -> T:
 
 
 def cost(function: Callable[[], object], *, runs: int = 3) -> Cost:
-    """Return CPU seconds and peak memory of calling a function; its result is dropped before the next run."""
+    """Return the CPU seconds and peak memory of calling a function, whose result is dropped before the next run."""
     gc.collect()
     before = _resident_mib()
     _forget_peak()
@@ -198,7 +198,7 @@ def _status_mib(name: str) -> float:
 
 
 def _forget_peak() -> None:
-    """Reset the peak memory (Linux); if that fails, the peak may be an earlier one's, but is never too small."""
+    """Reset the peak memory (Linux); if that fails, the peak may be from earlier work, but is never too small."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,10 +1,10 @@
-"""Peak memory and CPU seconds of log-probabilities and their gradient, compared with all logits at once and with trl.
+"""Memory and CPU time of log-probabilities and their gradient, compared with all logits at once and with trl.
 
-`python -m benchmarks.logprobs [--json] [--hidden 256 2560] [--seed N]`: 2,048 tokens, a vocabulary of 151,936,
-float32, entropies included. Each row is a separate process, ours and trl's in turns, and the least of the rounds
-counts. Memory is what a row took above weights and states, including the gradients it left. `known` is our function
-with the gradient of each log-probability known in the forward pass, as in training. trl's tiles are measured if trl
-is installed (`make setup`); without it, its goals are not measured.
+`python -m benchmarks.logprobs [--json] [--hidden 256 2560] [--seed N]`: 2,048 tokens, a vocabulary of 151,936, float32,
+entropies included. Each row is a separate process, ours and trl's in turns, and the least of the rounds counts. Memory
+is the peak of a row in addition to weights and states, including the gradients at the end. `known` is our function with
+the gradient of each log-probability known in the forward pass, as in training. trl's tiles are measured if trl is
+installed (`make setup`); without it, its goals are not measured.
 """
 
 import importlib.util
@@ -117,7 +117,7 @@ def errors(way: str, hidden: int, seed: int) -> dict[str, float]:
 
 
 def measure(hidden: int, seed: int, with_trl: bool) -> dict[str, float]:
-    """Return the figures of one hidden size: each row's least over rounds in which all rows take turns."""
+    """Return the results for one hidden size: each row's least values over rounds in which all rows take turns."""
     figures: dict[str, float] = {}
     rows = {"frozen": ["full", "ours"], "trained": ["full", "ours", "known"]}
     peers = ["trl"] if with_trl else []

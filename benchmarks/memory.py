@@ -86,18 +86,18 @@ class Memory:
         return TRAINED_BYTES * self.parameters
 
     def full_total_bytes(self, tokens: int, *, gpus: int) -> int:
-        """Return the bytes that each GPU holds in a forward pass with checkpointing, if all weights are trained."""
+        """Return the bytes on each GPU in a forward pass with checkpointing, if all weights are trained."""
         activations = tokens * (self.layers * self.checkpoint_bytes + self.full_layer_bytes)
         return self.full_bytes // gpus + self.gathered_bytes + activations
 
     def activation_bytes(self, tokens: int, *, checkpointing: bool) -> int:
-        """Return the bytes that a forward pass of `tokens` keeps; with checkpointing, one layer is whole at a time."""
+        """Return the bytes that a forward pass of `tokens` keeps; checkpointing keeps one whole layer at a time."""
         if checkpointing:
             return tokens * (self.layers * self.checkpoint_bytes + self.layer_bytes)
         return tokens * self.layers * self.layer_bytes
 
     def total_bytes(self, tokens: int, *, gpus: int) -> int:
-        """Return the bytes that each GPU holds in a forward pass with checkpointing.
+        """Return the bytes on each GPU in a forward pass with checkpointing.
 
         Weights are sharded over all GPUs.
         """

@@ -1,11 +1,11 @@
-"""When a batch is cut, and what that costs: the real scheduler in virtual time next to a simulation of its policy.
+"""The time and waste of cutting batches: the real scheduler in virtual time next to a simulation of its policy.
 
 `python -m benchmarks.oversample [--json] [--workloads FILE.py] [--seed N]`
 
-`tail_*` is a long-tailed workload: 256 rollouts per batch, each a separate group or in groups of 8. `h7_*` is 16
-groups of 8 with 5 % of the rollouts stuck for a second. `*_s` are virtual seconds per batch, `*_speedup` the seconds
-of waiting for all rollouts divided by these, and `*_of_simulated` the simulation's seconds divided by these. Without
-a suffix every rollout has a place; with `_128` there are 128 places. Wasted tokens are those of finished turns. The
+`tail_*` is a long-tailed workload: 256 rollouts per batch, each a separate group or in groups of 8. `h7_*` is 16 groups
+of 8 with 5 % of the rollouts stuck for a second. `*_s` are virtual seconds per batch. `*_speedup` is the time of
+waiting for all rollouts divided by these seconds, and `*_of_simulated` is the simulation's time divided by them.
+Without a suffix every rollout runs at once; with `_128`, at most 128 do. Wasted tokens are those of finished turns. The
 logged length bias knows cut rollouts only up to their cut.
 """
 
@@ -33,7 +33,7 @@ from tests.support.virtual_time import run_in_virtual_time
 
 NEEDED, BATCHES, GROUP = 256, 12, 8
 ENDLESS = 1 << 30
-"""A bound on age that never makes anything wait: the pure policy."""
+"""A bound on age that never makes anything wait, to measure the pure policy."""
 PLACES = {"": ENDLESS, "_128": 128}
 TOKENS_PER_S = 10
 Rows: TypeAlias = Sequence[Sequence[float]]
@@ -42,7 +42,7 @@ Rows: TypeAlias = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a batch is run and cut."""
+    """The settings with which batches are run and cut."""
 
     groups: int
     """Groups wanted in a batch."""
@@ -136,7 +136,7 @@ class Batches:
     seconds: list[float]
     whole_groups: list[int]
     kept_s: list[float]
-    """Seconds of the rollouts that were kept."""
+    """Seconds of the rollouts that were returned."""
     batch_stats: BatchStats
 
 
@@ -182,7 +182,7 @@ def total(accounts: Sequence[BatchStats]) -> BatchStats:
 
 
 class Simulation:
-    """The policy on paper: rollouts end after their seconds, and a free place goes to the longest-waiting rollout."""
+    """The policy without overhead: rollouts end after their seconds, and the longest-waiting one gets a free slot."""
 
     def __init__(self, rows: Rows, policy: Policy, *, places: int) -> None:
         size = policy.size + policy.settings.extra_rollouts
@@ -249,20 +249,20 @@ class Simulation:
 
 
 def tail_rows(module: Any, seed: int) -> list[list[float]]:
-    """Return more rollouts than any policy starts."""
+    """Return the turn durations of more rollouts than any policy starts."""
     _, _, turns = module.rollout_latency(seed=seed, n=2 * NEEDED * (BATCHES + 1))
     return [row.tolist() for row in turns]
 
 
 def stuck_rows(seed: int) -> list[list[float]]:
-    """Return rollouts of about 40 ms, of which 5 % hang for a second."""
+    """Return the turn durations of rollouts of about 40 ms, of which 5 % hang for a second."""
     rng = np.random.default_rng([seed, 7])
     seconds = rng.lognormal(np.log(0.04), 0.5, 2 * 16 * GROUP)
     return [[1.0 if stuck else float(one)] for one, stuck in zip(seconds, rng.random(len(seconds)) < 0.05, strict=True)]
 
 
 def measure(name: str, rows: Rows, policy: Policy, *, batches: int, places: int) -> dict[str, float]:
-    """Return the real scheduler's figures, and how far the simulation is from them."""
+    """Return the real scheduler's results, and how far the simulation is from them."""
     real = run_in_virtual_time(drive(rows, policy, batches=batches, places=places))
     simulation = Simulation(rows, policy, places=places)
     simulated = [simulation.batch() for _ in range(batches)]

@@ -2,9 +2,10 @@
 
 `python -m benchmarks.start [--json] [--quick]`
 
-Each import is a separate process, and the least of several counts; the processes take turns. The floor imports only
-what no env can do without: numpy, pydantic and asyncio. The quickstart is what `make quickstart` runs once everything
-is installed, with sandboxes that are its child processes: bubblewrap, or none. With `--quick` it is left out.
+Each import is a separate process, and the least of several counts; the processes take turns. The floor imports only the
+packages that every env needs: numpy, pydantic and asyncio. The quickstart is what `make quickstart` runs once
+everything is installed, with sandboxes that are its child processes: bubblewrap, or none. With `--quick` it is left
+out.
 """
 
 import subprocess

@@ -77,7 +77,7 @@ def kept_rollouts(seed: int = 0, *, count: int = 200, tokens: int = 5000, turns:
 
 
 def keep(rollouts: Sequence[Rollout], folder: Path) -> None:
-    """Write the rollouts, and then what a step computed for them."""
+    """Write the rollouts, and then the results that a step computed for them."""
     with RolloutWriter(folder) as writer:
         for step, part in enumerate(batches(rollouts)):
             writer.add([Group(group_id=r.group_id, rollouts=(r,)) for r in part], step=step)

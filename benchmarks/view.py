@@ -33,7 +33,7 @@ from benchmarks.harness import at_most, report, report_parser
 from benchmarks.store import kept_rollouts, step_of
 
 RUNS = 5
-"""How often each request is made; the least counts."""
+"""Number of times that each request is made; the least time counts."""
 ROLLOUTS = 100_000
 TOKENS = 200_000
 """Tokens of the longest rollout."""
@@ -62,7 +62,7 @@ PAGES = {
     "long_rollout_first_tokens": "rollouts/{long}/tokens?count=4000",
     "long_rollout_last_tokens": "rollouts/{long}/tokens?from=196000&count=4000",
 }
-"""Requests about a run, by the name of their figure."""
+"""Requests about a run, by the name of their result."""
 SEEN = {
     "curves": ("", "[data-metric=reward] path"),
     "table": ("rollouts", "[role=row]:not(.waiting) [role=gridcell] a"),

@@ -1,13 +1,13 @@
-"""CPU microseconds per turn of real envs with and without the cache of words' ids, and the gain of the cache.
+"""CPU microseconds per turn of real envs, with and without the cache of words' ids, and the gain of the cache.
 
 `python -m benchmarks.words [--json] [--seed N]`
 
-The envs are `chase` and `code_repair` of the gallery, in their own sandboxes, run by `run_groups` with an engine
-whose responses are ready. So the CPU time is that of the process that runs the rollouts, without the model's, which
-is on a GPU. In `code_repair` each rollout lists the repository, reads two of its files, runs a program that fails,
-looks for definitions and runs tests. Both variants take turns in this process, each with its own tokenizer, on the
-same tasks. The tokenizer is a byte-level BPE with about one token per word, as large models have. The bundled tiny
-model's has a pattern that the cache doesn't know, so it makes no difference there.
+The envs are `chase` and `code_repair` of the gallery, in their own sandboxes, run by `run_groups` with an engine whose
+responses are ready. So the CPU time is that of the process that runs the rollouts, without the model's time, which is
+spent on a GPU. In `code_repair` each rollout lists the repository, reads two of its files, runs a program that fails,
+looks for definitions and runs tests. Both variants take turns in this process, each with its own tokenizer, on the same
+tasks. The tokenizer is a byte-level BPE with about one token per word, as large models have. The bundled tiny model's
+has a pattern that the cache doesn't know, so it makes no difference there.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ SCRIPTS = {
         _call("submit"),
     ],
 }
-"""What the policy writes in each turn."""
+"""The policy's text in each turn."""
 
 
 class Script(Instant):
@@ -85,7 +85,7 @@ async def played(env: Any, tasks: Sequence[Any], engine: Script, sandboxes: Any,
 
 
 async def measured(seed: int) -> dict[str, float]:
-    """Return the figures of both envs."""
+    """Return the results of both envs."""
     texts = [path.read_text() for path in sorted((ROOT / "agentgym").rglob("*.py"))]
     figures: dict[str, float] = {}
     for name, script in SCRIPTS.items():
@@ -105,7 +105,7 @@ async def measured(seed: int) -> dict[str, float]:
 
 
 def goals(figures: dict[str, float]) -> dict[str, Goal]:
-    """Return the goals; below them the cache isn't worth its code."""
+    """Return the goals; if they aren't met, the cache isn't worth its code."""
     return {"code_repair without the cache over with it": at_least(figures["code_repair_gain"], 1.3)}
 
 

@@ -145,7 +145,7 @@ def test_no_groups_give_no_samples() -> None:
 
 def test_a_rollout_id_that_appears_twice_is_an_error() -> None:
     for other in (group(rollout("a", 1.0, group="h"), name="h"), group(rollout("a", 1.0))):
-        with pytest.raises(ValueError, match="rollout 'a': appears 2 times"):
+        with pytest.raises(ValueError, match="rollout 'a' appears 2 times"):
             build_samples([group(rollout("a", 1.0)), other])
 
 

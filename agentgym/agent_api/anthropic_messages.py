@@ -27,7 +27,7 @@ from agentgym.types.messages import Message, ToolCall
 _READ = frozenset(
     ("messages", "model", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "metadata")
 )
-"""Fields that are followed, or that change nothing."""
+"""Fields that are honored, or that change nothing."""
 _ENDS = {"stop": "end_turn", "stop_text": "stop_sequence", "length": "max_tokens", "tool_calls": "tool_use"}
 _KINDS = {
     400: "invalid_request_error",
@@ -46,7 +46,7 @@ def read(said: Mapping[str, Any], *, counts: bool = False) -> AgentRequest:
     If `counts`, the body is that of /v1/messages/count_tokens, which samples nothing and needs no `max_tokens`.
 
     Raises:
-        RefusedError: If a field is missing or wrong; it names the field.
+        RefusedError: If a field is missing or wrong; the message names the field.
     """
     given(said, "messages", list)
     system = parts_text(said.get("system"), "system")

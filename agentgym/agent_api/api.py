@@ -59,7 +59,7 @@ class AgentApi:
         self.over: asyncio.Future[str] = loop.create_future()
         """Name of the limit that ended the rollout; set when a request comes after the limit was reached."""
         self.failed: asyncio.Future[BaseException] = loop.create_future()
-        """The error behind the API, such as an EngineError, if one occurred."""
+        """The error of the policy, such as an EngineError, if one occurred."""
         self._large = LargeRequests()
 
     async def handle(self, request: HttpRequest) -> HttpAnswer:
@@ -115,7 +115,7 @@ class AgentApi:
 
 
 def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
-    """Read a body; any problem is a RefusedError, because the code in the sandbox wrote the body."""
+    """Read a body, or raise RefusedError for any problem with it, because the code in the sandbox wrote it."""
     try:
         said = read_object(body)
         read: AgentRequest = api.read(said, counts=True) if counts else api.read(said)

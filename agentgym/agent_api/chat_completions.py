@@ -31,7 +31,7 @@ _READ = frozenset(
         *("stream_options", "n", "response_format", "logprobs", "user", "metadata", "store"),
     )
 )
-"""Fields that are followed, refused below, or that change nothing."""
+"""Fields that are honored, that are refused below, or that change nothing."""
 _ENDS = {"stop": "stop", "stop_text": "stop", "length": "length", "tool_calls": "tool_calls"}
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 500: "server_error"}
 _CODES = {"context": "context_length_exceeded"}
@@ -43,7 +43,7 @@ def read(said: Mapping[str, Any]) -> AgentRequest:
     """Return the request in the body of POST /v1/chat/completions.
 
     Raises:
-        RefusedError: If a field has a value that can't be honored; it names the field.
+        RefusedError: If a field has a value that can't be honored; the message names the field.
     """
     _refuse(said)
     given(said, "messages", list)

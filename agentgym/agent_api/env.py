@@ -63,7 +63,7 @@ class AgentEnv(ToolEnv[TaskT]):
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)
         self.result: ExecResult | None = None
-        """How the agent ended, with the last 64 KiB of each of its outputs; None until then."""
+        """How the agent ended, with the last 64 KiB of each of its outputs; None until it has ended."""
 
     def agent_command(self) -> str | Sequence[str]:
         """Return the command that starts the agent; override it if the command depends on the task."""
@@ -84,7 +84,7 @@ class AgentEnv(ToolEnv[TaskT]):
             The stop reason: a limit's name, "done", or "crashed".
 
         Raises:
-            EnvError: If the agent ended without getting a response, the command is empty, or the prompt holds an
+            EnvError: If the agent ended without getting a response, the command is empty, or the prompt contains an
                 image.
         """
         name, key = type(self).__name__, secrets.token_urlsafe(24)
@@ -94,7 +94,7 @@ class AgentEnv(ToolEnv[TaskT]):
             )
         if not (command := self.agent_command()):
             raise EnvError(f"{name}.command: empty; set it, or override agent_command")
-        from agentgym.agent_api.relay_link import listening  # imported late, so that only running an env loads h11
+        from agentgym.agent_api.relay_link import listening  # imported late, so that h11 is loaded only to run an env
 
         api = AgentApi(policy, key, name)
         try:
@@ -139,7 +139,7 @@ def _stop_reason(api: AgentApi, result: ExecResult) -> str:
 
 
 class AgentRun:
-    """A running agent, which is given its prompt and whose output is read."""
+    """A running agent, with the tasks that write its prompt to it and read its output."""
 
     def __init__(self, process: SandboxProcess, prompt: str) -> None:
         self._process, self._loop = process, asyncio.get_running_loop()
@@ -170,7 +170,7 @@ class AgentRun:
                 task.cancel()
 
     def result(self) -> ExecResult:
-        """Return how it ended; the status is "timeout" if it still runs and is being ended from outside."""
+        """Return how the agent ended; the status is "timeout" if it still runs and is being terminated from outside."""
         code = self._process.exit_code
         status = "timeout" if code is None else "killed" if code < 0 else "ok" if code == 0 else "error"
         return ExecResult(

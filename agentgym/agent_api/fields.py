@@ -1,4 +1,4 @@
-"""Checked access to the fields of a request's JSON; a RefusedError names the field that is wrong."""
+"""Validated access to the fields of a request's JSON; a RefusedError names the field that is wrong."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from agentgym.types.json_values import UNSOUND, is_sound
 from agentgym.types.messages import Message
 
 MAX_VALUES = 1 << 18
-"""Maximum lists, objects and members that a body may hold, because parsed values take far more memory than the body."""
+"""Maximum lists, objects and members in a body, because parsed values take far more memory than the body."""
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1_000
 MAX_NAME = 256
@@ -28,7 +28,7 @@ _KINDS: dict[type, str] = {
 def read_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body."""
     if values_at_most(body) > MAX_VALUES:
-        raise RefusedError(f"the body holds more than {MAX_VALUES} values", status=413)
+        raise RefusedError(f"the body contains more than {MAX_VALUES} values", status=413)
     try:
         read = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -78,7 +78,7 @@ def objects(said: Mapping[str, Any], name: str, where: str = "", most: int = MAX
     """Return a list of at most `most` objects, or an empty one if the field is missing or null."""
     values: list[Any] = may(said, name, list, where) or []
     if len(values) > most:
-        raise RefusedError(f"{where}{name}: must hold at most {most}, got {len(values)}", field=f"{where}{name}")
+        raise RefusedError(f"{where}{name}: must contain at most {most}, got {len(values)}", field=f"{where}{name}")
     for place, value in enumerate(values):
         if not isinstance(value, dict):
             raise wrong(f"{where}{name}[{place}]", "must be an object", value)
@@ -91,7 +91,7 @@ def texts(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(listed, list) or not all(isinstance(text, str) and text for text in listed):
         raise wrong(name, "must be text, or a list of texts", value)
     if len(listed) > MAX_STOPS or any(len(text) > MAX_STOP_LENGTH for text in listed):
-        raise wrong(name, f"must hold at most {MAX_STOPS} texts of {MAX_STOP_LENGTH} characters", value)
+        raise wrong(name, f"must contain at most {MAX_STOPS} texts of {MAX_STOP_LENGTH} characters", value)
     if any("\0" in text for text in listed):
         raise wrong(name, "must not contain a NUL character", value)
     return tuple(listed)
@@ -124,7 +124,7 @@ def _part_text(part: Any, where: str, kinds: Sequence[str]) -> str:
 
 
 def arguments(value: Any) -> dict[str, Any] | str:
-    """Return a call's arguments as an object if they are one, or are JSON of one, otherwise as text."""
+    """Return a call's arguments as an object if they are an object or its JSON, otherwise as text."""
     if isinstance(value, str):
         try:
             read = json.loads(value)
@@ -140,7 +140,7 @@ def check_conversation(messages: Sequence[Message]) -> None:
         raise RefusedError("messages: must not be empty", field="messages")
     if messages[-1]["role"] == "assistant":
         raise RefusedError(
-            "messages: the last one is the assistant's; a turn that the agent started cannot be continued",
+            "messages: the last one must not be the assistant's; a turn that the agent started cannot be continued",
             field="messages",
         )
 

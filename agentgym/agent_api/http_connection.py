@@ -1,7 +1,7 @@
 """The server's side of an HTTP/1.1 connection, over any transport; h11 parses and writes the bytes.
 
-The client isn't trusted. The head, headers, chunks and body of each request are limited, and a request is read in
-stretches, between which the event loop can run other work.
+The client isn't trusted. The head, headers, chunks and body of each request are limited, and a request is read piece by
+piece, so that the event loop can run other work in between.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _EVENTS = 256
 
 
 class MalformedRequest(Exception):
-    """The data isn't an HTTP/1.1 request, or is too large."""
+    """Raised if data isn't an HTTP/1.1 request, or is too large."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -48,7 +48,7 @@ class HttpConnection(asyncio.Protocol):
         self._body = bytearray()
         self._chunks = 0
         self._next: asyncio.Handle | None = None
-        """The next stretch of reading, if one is scheduled."""
+        """The scheduled call that continues reading, if there is one."""
         self._answering: asyncio.Task[None] | None = None
         self._closed = False
         self._transport: asyncio.Transport
@@ -100,7 +100,7 @@ class HttpConnection(asyncio.Protocol):
             self._answering.cancel()
 
     def _read(self) -> None:
-        """Read one stretch of the received bytes, and start to answer the request once it is complete."""
+        """Read some of the received bytes, and start to answer the request once it is complete."""
         self._next = None
         try:
             for _ in range(_EVENTS):
@@ -166,7 +166,7 @@ class HttpConnection(asyncio.Protocol):
             )
 
     def _refuse(self, error: h11.RemoteProtocolError | MalformedRequest) -> None:
-        """Respond with what is wrong with a request that can't be read to its end, and hang up."""
+        """Respond with the reason that a request can't be read to its end, and hang up."""
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             hint = error.status if isinstance(error, MalformedRequest) else error.error_status_hint
             self._send(HttpAnswer(status=hint, body=str(error)[:200].encode(), headers={"connection": "close"}))

@@ -13,7 +13,7 @@ T = TypeVar("T")
 LARGE = 16 << 10
 """Bytes from which a request is large; a smaller one blocks the event loop for at most a few milliseconds."""
 THREADS = 2
-"""Threads that process all rollouts' requests; more wouldn't be faster, because they share one interpreter."""
+"""Threads that process all rollouts' requests; more threads wouldn't be faster, because they share one interpreter."""
 
 
 class LargeRequests:

@@ -1,4 +1,4 @@
-"""A program for inside a sandbox, which listens there and carries all connections over its standard input and output.
+"""A program that listens inside a sandbox and carries all connections over its standard input and output.
 
 Its first line of output is the port. After that, frames go both ways: a connection's number, a length, and that many
 bytes. A frame of length 0 ends the connection.

@@ -21,11 +21,11 @@ _MAX_FRAME = 1 << 20
 MAX_OPEN = 256
 """Maximum simultaneous connections, which the code in the sandbox opens and which take memory on the host."""
 MAX_HELD = 128 << 20
-"""Maximum bytes of requests that all connections of a sandbox may hold together."""
+"""Maximum bytes of unanswered requests on all connections of a sandbox together."""
 FRAMES_A_TURN = 64
 """Frames processed before yielding to the event loop, since the code in the sandbox may make them arbitrarily small."""
 MAX_SAID = 1000
-"""Maximum frames waiting for the sandbox to read them; beyond it, nothing more is read from the sandbox."""
+"""Maximum frames that wait for the sandbox to read them; beyond that, nothing more is read from the sandbox."""
 
 
 @asynccontextmanager
@@ -87,8 +87,7 @@ class RelayLink:
         self._process, self._handle = process, handle
         self._open: dict[int, HttpConnection] = {}
         self._at_most = 0
-        """Upper bound on the bytes held by open connections: their sum when last measured, plus everything received
-        since.
+        """Upper bound on the bytes of unanswered requests: their sum when last measured, plus all bytes received since.
         """
         self._said: asyncio.Queue[bytes] = asyncio.Queue()
         self._ending: set[asyncio.Task[None]] = set()
@@ -156,7 +155,7 @@ class RelayLink:
         return len(self._open)
 
     def take(self, number: int, data: bytes) -> None:
-        """Process a connection's bytes, empty at its end; cut it off if it is one too many or too much is held."""
+        """Process a connection's bytes, empty at its end; cut it off if there are too many connections or bytes."""
         if not data:
             self.lose(number)
             return
@@ -170,7 +169,7 @@ class RelayLink:
         self._open[number].data_received(data)
 
     def _has_room(self, length: int) -> bool:
-        """Return whether the connections may hold that many more bytes; measure them only if that is in doubt."""
+        """Return whether that many more bytes of requests are allowed; measure the current ones only if in doubt."""
         if self._at_most + length > MAX_HELD:
             self._at_most = self._held()
         return self._at_most + length <= MAX_HELD

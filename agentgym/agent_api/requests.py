@@ -26,7 +26,7 @@ class AgentRequest:
     shows_usage: bool = True
     """Whether the events include token counts."""
     not_followed: tuple[str, ...] = ()
-    """Names of settings in the request that sampling ignores."""
+    """Names of settings in the request that are ignored."""
     size: int = 0
     """Bytes of the request's body."""
 
@@ -38,7 +38,7 @@ class AgentAnswer:
     message: Message
     end: AnswerEnd
     stop_text: str | None = None
-    """The text of `AgentRequest.stop` that ended it; the message doesn't include it."""
+    """The text of `AgentRequest.stop` that ended the turn; the message doesn't include it."""
     prompt_tokens: int
     sampled_tokens: int
 
@@ -50,7 +50,7 @@ class Policy(Protocol):
         """Sample the next turn of a conversation.
 
         Raises:
-            RefusedError: If the request or a limit doesn't allow it.
+            RefusedError: If the request is invalid, or a limit doesn't allow another turn.
         """
         ...
 
@@ -60,7 +60,7 @@ class Policy(Protocol):
 
 
 class RefusedError(Exception):
-    """A request that gets an error as its response, whose text tells the agent why."""
+    """Raised if a request is refused; the message, which is the response, tells the agent why."""
 
     def __init__(self, message: str, *, field: str | None = None, status: int = 400, kind: str = "invalid") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""A thread with an event loop, for callers that have none or whose tasks come and go."""
+"""A thread with an event loop, for callers without a loop, or without a task that lives long enough."""
 
 import asyncio
 import concurrent.futures
@@ -15,7 +15,7 @@ _Call: TypeAlias = tuple[Callable[[], Coroutine[Any, Any, Any]], _Answer]
 
 
 class LoopThread:
-    """Runs coroutines one by one in a single task, so that a later one can close what an earlier one opened."""
+    """Runs coroutines one by one in a single task, so that later ones can close resources that earlier ones opened."""
 
     def __init__(self) -> None:
         started: concurrent.futures.Future[None] = concurrent.futures.Future()

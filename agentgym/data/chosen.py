@@ -64,8 +64,8 @@ def where(tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> Chosen[TaskT
 def where(tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> Sequence[TaskT]:
     """Return the tasks for which `keep` is true; all of them are checked at the first access.
 
-    `len` and `left_out` of the result count the tasks that are kept and those that are not. For an `Endless`, the
-    result is an Endless, too.
+    In the result, `len` counts the tasks that are kept, and `left_out` counts the others. For an `Endless`, the result
+    is an Endless, too.
 
     Args:
         tasks: The tasks.
@@ -80,7 +80,7 @@ def where(tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> Sequence[Tas
 def split(
     tasks: Sequence[TaskT], *, seed: int = 0, by: Callable[[TaskT], object] | None = None, **shares: float
 ) -> dict[str, Chosen[TaskT]]:
-    """Return the tasks in parts that can't overlap: `split(tasks, train=0.9, test=0.1)`.
+    """Split tasks into parts that can't overlap: `split(tasks, train=0.9, test=0.1)`.
 
     A task's part depends only on the seed and on its content (all fields but the id): tasks that differ only in their
     ids are in the same part, and when a data set grows, no task moves to another part. The shares are therefore only
@@ -88,18 +88,18 @@ def split(
 
     Args:
         tasks: The tasks, which must not be endless.
-        seed: Another seed gives another split.
-        by: Returns a value that decides the part instead of the content, such as the task's repository: all tasks of
-            one repository are then in the same part.
+        seed: The seed of the split; a different seed gives a different split.
+        by: A function of a task whose value decides the part instead of the content. If it returns a task's repository,
+            all tasks of one repository are in the same part.
         shares: The share of each part by its name; they must add up to 1.
 
     Returns:
         The tasks of each part, by its name.
 
     Raises:
-        ValueError: If a task, or the value of `by`, has no text that is the same in every process, such as a function
-            in a field; if an id or a content is in two parts; if a part has no task; or if the shares are not above 0
-            or don't add up to 1.
+        ValueError: If a task or a value of `by` has no text that is the same in every process, for example because a
+            field is a function; if an id or a content is in two parts; if a part has no task; or if the shares are not
+            above 0 or don't add up to 1.
     """
     if len(shares) < 2 or min(shares.values()) <= 0 or not math.isclose(sum(shares.values()), 1.0):
         given = ", ".join(f"{name}={share}" for name, share in shares.items()) or "none"
@@ -125,7 +125,7 @@ def split(
 
 
 def overlap(splits: Mapping[str, Sequence[Task]]) -> str | None:
-    """Return a phrase that names a task in two splits, by its id or all its other fields, or None if there is none."""
+    """Return a phrase that names a task in two splits, by its id or by all other fields; None if there is none."""
     seen = _Seen()
     for name, tasks in splits.items():
         for number in range(len(tasks)):
@@ -135,7 +135,7 @@ def overlap(splits: Mapping[str, Sequence[Task]]) -> str | None:
 
 
 def refuse_twice(tasks: Sequence[Task], name: str) -> None:
-    """Raise ValueError if two tasks have the same id, since they'd be one group, and one task in a store."""
+    """Raise ValueError if two tasks have the same id, since they would form one group, and be one task in a store."""
     seen: dict[str, int] = {}
     for number in range(len(tasks)):
         task = tasks[number]
@@ -170,7 +170,7 @@ def _is_task(row: object) -> bool:
 
 
 def _part(shares: Mapping[str, float], seed: int, key: str) -> str:
-    """Return the part for a key; each part owns its share of the numbers from 0 to 1."""
+    """Return the part for a key; each part has its share of the numbers from 0 to 1, to which keys are hashed."""
     place = int.from_bytes(_digest(f"{seed} {key}")[:8]) / 2**64
     end = 0.0
     for name, share in shares.items():

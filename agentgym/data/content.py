@@ -45,7 +45,7 @@ def _raw(value: Any) -> str | dict[str, str]:
 
 
 def _instead(what: str, where: list[Any]) -> str:
-    """Return what is wrong with a field, and what to write instead."""
+    """Return a phrase that says what is wrong with a field, and what to write instead."""
     if "Secret" in what:
         return (
             f"{what} is written as asterisks, so two of them would look the same, and a stored task would lose its "
@@ -74,7 +74,7 @@ def content(task: Task) -> str:
 
 
 def key_text(value: Any) -> str:
-    """Return such a text for the value that `by` of `split` returned; raise ValueError if it has none."""
+    """Return the value of `split`'s `by` as text that is the same in every process; raise ValueError if it has none."""
     try:
         return repr(_sorted(plain(value, _raw)))
     except NotPlainError as error:
@@ -98,7 +98,7 @@ def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def task_of(kind: type[TaskT], fields: Mapping[str, Any]) -> TaskT:
     """Return the task with these fields in JSON types.
 
-    A store has the fields by their names, not by their aliases; aliases are accepted, too.
+    A store saves fields under their names, not under their aliases; both are accepted.
 
     Raises:
         ValidationError: If the task type rejects the fields.
@@ -146,7 +146,7 @@ def _is_left_out(kind: type[Task], error: Mapping[str, Any]) -> bool:
 
 
 def _not_given_back(was: Any, now: Any, *, excluded: bool) -> str:
-    """Return what is wrong with a field that comes back changed, and what to write instead."""
+    """Return a phrase that says how a field changes when it is read back, and what to write instead."""
     if excluded:
         return (
             "it is excluded, so a stored task has its default, which is a different value; give it no default, or "
@@ -159,7 +159,7 @@ def _not_given_back(was: Any, now: Any, *, excluded: bool) -> str:
 
 
 _Difference: TypeAlias = tuple[list[str], Any, Any]
-"""The path to a difference between two values, and each one's value there."""
+"""The path to a difference between two values, and the parts of both at that path."""
 
 
 def _difference(one: Any, other: Any) -> _Difference | None:

@@ -17,8 +17,8 @@ class Endless(Sequence[TaskT]):
 
     The same seed must give the same tasks. A run passes a seed derived from its own, and each process takes its share
     of the stream; a resumed run generates the tasks again up to where it stopped, and continues from there. Outside of
-    a run the seed is `seed`. `tasks[:n]` are the first n tasks. The length is `sys.maxsize`, because no number is
-    right.
+    a run the seed is `seed`. `tasks[:n]` are the first n tasks. `len` returns `sys.maxsize`, because the true length is
+    infinite.
 
     Args:
         generate: A function of a seed that yields tasks forever.
@@ -82,7 +82,7 @@ class Endless(Sequence[TaskT]):
             return self._part(index)
         if index < 0:
             raise IndexError(f"{index}: endless tasks cannot be indexed from their end")
-        if index < self._made:  # Going forward is quick, going back is not; tasks are mostly accessed in order.
+        if index < self._made:  # Going back restarts the generator, which is slow; tasks are mostly accessed in order.
             self._coming, self._made = self.begin(self.seed), 0
         task = next(islice(self._coming, index - self._made, None))
         self._made = index + 1

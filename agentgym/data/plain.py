@@ -36,9 +36,9 @@ class NotPlainError(TypeError):
 def plain(value: Any, raw: Raw) -> Any:
     """Return the value in JSON types; equal values give equal results, in every process.
 
-    A set becomes a sorted list, an Enum its value, NumPy's numbers and arrays numbers and lists, a dataclass, a
-    NamedTuple or a pydantic model an object of its fields, and a date, a Decimal, a UUID or a path the text that
-    pydantic writes for it. Any other object becomes its text.
+    A set becomes a sorted list, and an Enum becomes its value. NumPy's numbers and arrays become numbers and lists. A
+    dataclass, a NamedTuple or a pydantic model becomes an object of its fields. A date, a Decimal, a UUID or a path
+    becomes the text that pydantic writes for it. Any other object becomes its text.
 
     Args:
         value: Any value.
@@ -57,7 +57,7 @@ def plain(value: Any, raw: Raw) -> Any:
 
 
 def model_fields_of(model: BaseModel, raw: Raw, *, again: bool = False) -> Any:
-    """Return a model as pydantic writes it in JSON, but with sets in order, and with non-finite numbers kept.
+    """Return a model as pydantic writes it in JSON, except that sets are in order and non-finite numbers stay.
 
     With `again`, the result can be read back as the model, so computed fields are left out.
 
@@ -95,7 +95,7 @@ def _under(key: Any, value: Any, raw: Raw) -> Any:
 
 
 def _key(key: Any, raw: Raw) -> str:
-    """Return a key as JSON has it, with numbers written as Python's own json does."""
+    """Return a mapping's key as text, with numbers written as Python's `json` writes them."""
     if isinstance(made := key if type(key) is str else plain(key, raw), str):
         return made
     if made is None or isinstance(made, bool | int | float):

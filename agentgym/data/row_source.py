@@ -65,7 +65,7 @@ def row_source(data: Any) -> RowSource:
 
 
 def _of_sequence(data: Any) -> RowSource:
-    """Return the rows that `[index]` returns; a `datasets.Dataset` is such a sequence, and knows its columns."""
+    """Return a reader for a sequence whose `[index]` returns rows; a `datasets.Dataset` also knows its columns."""
     if hasattr(data, "column_names"):
         return RowSource(len(data), _names(data.column_names), lambda i: data[i], True)
     looked_at = data if isinstance(data, list | tuple) else [data[0]] if len(data) else []

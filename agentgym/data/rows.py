@@ -27,11 +27,12 @@ class Rows(Sequence[TaskT], Generic[TaskT]):
         task_type: The class of the tasks.
         id: The column for the field `id`, or a function of the row; None uses the row number.
         prompt: The column for the field `prompt`, or a function of the row.
-        columns: By field name, the column or a function of the row, for other fields whose column has a different name.
+        columns: The columns of other fields, by field name, if a column's name differs from its field's; each may be a
+            name or a function of the row.
 
     Raises:
-        ValueError: If the data lacks a column, or the task type a field. If the task type rejects a row, it is raised
-            when that row is accessed; the message has the row's number and the field.
+        ValueError: If the data lacks a column, or the task type lacks a field. If the task type rejects a row, the
+            error is raised when that row is accessed; the message has the row's number and the field.
     """
 
     def __init__(
@@ -81,7 +82,8 @@ class Rows(Sequence[TaskT], Generic[TaskT]):
             if not isinstance(column, str):
                 yield name, _made(column, row, number, name)
             elif column in row and not (self._source.filled and row[column] is None):
-                # Messages themselves decide which of Arrow's Nones are meant: those in a call's arguments.
+                # The validation of messages removes Arrow's Nones itself, except in a call's arguments, where they may
+                # be meant.
                 filled = self._source.filled and name != "prompt"
                 yield name, without_nones(row[column]) if filled else row[column]
 
@@ -102,7 +104,7 @@ def naming_row(number: int) -> Iterator[None]:
 def _chosen(
     source: RowSource, kind: type[Task], columns: Mapping[str, Column], named: Mapping[str, Column | None]
 ) -> dict[str, Column]:
-    """Return the column of each field: the one that is given, otherwise the one with the field's name."""
+    """Return the column of each field: the given one, otherwise the one with the field's name."""
     for name in columns:
         if name in named:
             raise ValueError(f"columns: {name!r} has its own argument; write {name}=...")

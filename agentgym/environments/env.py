@@ -53,20 +53,20 @@ class Env(Generic[TaskT]):
     limits: ClassVar[Limits] = Limits()
     """The turns, seconds and tokens that one rollout may use."""
     context: ClassVar[Compact | Window | None] = None
-    """How a rollout continues when its context is full; None ends it."""
+    """How a rollout continues when its context is full; None ends the rollout."""
     system: ClassVar[str | None] = None
-    """The system message for each prompt that has none; None adds no message."""
+    """The system message to add to each prompt that has none; None adds no message."""
     fallback_models: ClassVar[Mapping[str, Any]] = {}
-    """Engines by model name, such as a `Scripted` judge, that are used if no model of that name is given."""
+    """Engines by model role, such as a `Scripted` judge, each used if the run names no model for the role."""
     root_engine: str | None = None
-    """The model role that plays instead of the policy, whose tokens are then not trained; `reset` may set it."""
+    """The model role that plays instead of the policy and is not trained; None for the policy. `reset` may set it."""
     root_trained: bool = True
-    """Whether the model's own turns are trained, and not only those of sub-agents; `reset` may set it."""
+    """Whether to train the turns of the first conversation, and of forks by default; `reset` may set it."""
 
     version: ClassVar[str | None] = None
     """The env's own version, such as "1.2", recorded with its results; None uses the version of its package."""
     data_files: ClassVar[tuple[str, ...]] = ()
-    """Files and folders, next to the class's file, that its tasks are made from; part of its content hash."""
+    """Names of files and folders next to the class's file from which its tasks are made; part of its content hash."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -95,7 +95,7 @@ class Env(Generic[TaskT]):
         check_opened(made, "open_resources")
         for method in ("interrupt", "restore_played"):
             if inspect.iscoroutinefunction(getattr(cls, method)):
-                raise ValueError(f"{name}.{method}: is not awaited; make it a plain `def`")
+                raise ValueError(f"{name}.{method} is called without `await`; make it a plain `def`")
         asked = (
             ("sandbox_for", "it is called before there is an instance"),
             ("group_reward", "it is called for many instances"),
@@ -104,7 +104,7 @@ class Env(Generic[TaskT]):
             if not isinstance(vars(cls).get(method, getattr(Env, method)), classmethod | MethodType):
                 raise ValueError(f"{name}.{method}: put @classmethod on it; {why}")
         if inspect.iscoroutinefunction(cls.sandbox_for):
-            raise ValueError(f"{name}.sandbox_for: is not awaited; make it a plain `def`")
+            raise ValueError(f"{name}.sandbox_for is called without `await`; make it a plain `def`")
 
     def __init__(self, task: TaskT) -> None:
         self.task = task
@@ -113,7 +113,7 @@ class Env(Generic[TaskT]):
         self.tool_failures: Counter[str] = Counter()
         """How often each tool's own code raised, timed out, or returned something that is neither text nor JSON."""
         self.role_rewards: dict[str, float] = {}
-        """The rewards, by role, of the roles that were given to sub-agents (`fork(role=...)`)."""
+        """Rewards of roles by name; a role is given to a sub-agent with `fork(role=...)`."""
         self._sandbox: Sandbox | None = None
         self._models: Callable[[str], Model] | None = None
         self._forks: Callable[..., AbstractAsyncContextManager[ForkedAgent]] | None = None
@@ -122,12 +122,12 @@ class Env(Generic[TaskT]):
 
     @classmethod
     def tasks(cls, split: Split) -> Sequence[TaskT]:
-        """Return the tasks of a split, which must not overlap with those of the other one.
+        """Return the tasks of a split; the two splits must have no task in common.
 
         Args:
             split: "train" for the tasks to train on, "test" for the held-out ones.
         """
-        raise NotImplementedError(f"{cls.__name__}.tasks(split): override it, or pass tasks yourself")
+        raise NotImplementedError(f"{cls.__name__}.tasks(split) is not implemented; override it, or pass tasks")
 
     @classmethod
     def configured(cls, **arguments: Any) -> type[Self]:
@@ -171,17 +171,17 @@ class Env(Generic[TaskT]):
     def open_resources(cls) -> AbstractAsyncContextManager[Any]:
         """Open the resources that all rollouts of this env share, such as a client or an index.
 
-        `self.resources` is the yielded value.
+        During a rollout, `self.resources` is the value that this method yields.
 
-        Override it as a generator: `@classmethod`, below it `@asynccontextmanager`, `async def open_resources(cls)`
-        with one `yield`. A run, an evaluation and `run_groups` open it once in each process, and close it at their end,
-        whatever happens.
+        Override it as a generator with one `yield`: write `@classmethod`, then `@asynccontextmanager`, then `async def
+        open_resources(cls)`. Runs, evaluations and `run_groups` open the resources once per process, and always close
+        them at their end, even after an error.
         """
         return nullcontext()
 
     @property
     def resources(self) -> Any:
-        """The value that `open_resources` yields for all rollouts; raises EnvError if it opens nothing.
+        """The value that `open_resources` yielded for all rollouts; raises EnvError if the env opens no resources.
 
         A class may annotate the type: `resources: Index`.
         """
@@ -200,7 +200,7 @@ class Env(Generic[TaskT]):
     async def group_reward(
         cls, task: TaskT, rollouts: Sequence[Rollout], model: Callable[[str], Model]
     ) -> Sequence[float]:
-        """Return the number to add to the reward of each scored rollout of a task, once all of them have ended.
+        """Return one number per scored rollout of a task, to add to its reward, once all the rollouts have ended.
 
         It is meant for judges that compare rollouts. It may take up to `limits.seconds`, not counting the time of model
         calls. If it raises, the whole group has no rewards. It isn't called for a single `ag.rollout`, which has no
@@ -227,7 +227,7 @@ class Env(Generic[TaskT]):
                 give one.
         """
         if self._models is None:
-            raise EnvError(f"{type(self).__name__}.model: only available inside a rollout, from `reset` on")
+            raise EnvError(f"{type(self).__name__}.model is only available inside a rollout, from `reset` on")
         return self._models(name)
 
     @property
@@ -253,8 +253,8 @@ class Env(Generic[TaskT]):
     async def step(self, action: Message) -> StepResult:
         """Return the response to the assistant's message: messages, the turn's reward, and whether the rollout ends.
 
-        In the step that ends the rollout, `info["stop_reason"]` may give the reason, and `info["rewards"]` the outcome
-        rewards by name; in that case `score` isn't called.
+        In the step that ends the rollout, `info["stop_reason"]` may contain the reason. `info["rewards"]` may contain
+        the outcome rewards by name, in which case `score` isn't called.
 
         Args:
             action: The assistant's message.
@@ -264,8 +264,8 @@ class Env(Generic[TaskT]):
     async def score(self) -> dict[str, float]:
         """Return the outcome rewards by name; their sum is added to the rewards of the steps.
 
-        In that sum, the value of a method under `@ag.reward` is multiplied by its weight, and any other value counts
-        once. It is called once, when the rollout has ended, by itself or by a limit, unless the last step gave the
+        In that sum, the value of an `@ag.reward` method is multiplied by its weight, and any other value counts once.
+        `score` is called once, after the rollout has ended or reached a limit, unless the last step returned the
         outcome in `info["rewards"]`.
         """
         return {}
@@ -278,7 +278,7 @@ class Env(Generic[TaskT]):
         """
 
     def restore_played(self, rollout: Rollout) -> None:
-        """Restore the state that the rewards read, as it was at the rollout's end, for `agentgym rescore`.
+        """Restore the state that the rewards read, as it was when the rollout ended, for `agentgym rescore`.
 
         It is called on a new instance whose task, `answer`, `metrics` and `role_rewards` are set. If the rewards read
         more than these and the env doesn't override this method, rescoring raises an error that names the missing
@@ -289,23 +289,24 @@ class Env(Generic[TaskT]):
         """
 
     async def branch(self, memo: dict[int, Any]) -> Self:
-        """Return a copy of this env in its current state, which plays a branch of the rollout (`ag.BranchingConfig`).
+        """Return a copy of this env in its current state, to play a branch of the rollout (`ag.BranchingConfig`).
 
         By default it copies every attribute with `copy.deepcopy(value, memo)`. Override it if an attribute can't be
         copied, such as a connection. The runner sets the copy's sandbox, models and metrics, and closes it like any
         env.
 
         Args:
-            memo: A deepcopy memo with the replacements for the sandbox, the task and the like.
+            memo: A memo for `copy.deepcopy`, with replacements for objects that must not be copied, such as the sandbox
+                and the task.
         """
         return copied(self, memo)
 
     def interrupt(self) -> None:
-        """End a C call in which a plain tool or reward hangs, such as a query: `self.db.interrupt()`.
+        """Interrupt a C call in which a plain tool or reward hangs, for example with `self.db.interrupt()`.
 
         It is called in the event loop's thread when such a tool or reward exceeds its time limit or is cancelled, and
-        then every five seconds while its thread keeps running. It must return immediately. Python code doesn't need it:
-        it is interrupted at its next step.
+        then every five seconds while its thread keeps running. It must return immediately. Pure Python code doesn't
+        need this method, because agentgym interrupts it at its next step.
         """
 
     def fork(
@@ -333,11 +334,11 @@ class Env(Generic[TaskT]):
             tools: Methods of this env, or their names, as a sub-agent's tools; None for no tools.
             sandbox: Whether the agent gets a branch of the sandbox.
             turns: Limit on the agent's own turns; None for no extra limit.
-            engine: Name of the model that plays a sub-agent, whose turns are then never trained; None as in the parent
-                conversation.
-            train: False trains none of the agent's turns; None as in the parent conversation.
-            role: Role on whose reward the agent's turns are trained, as `self.role_rewards` or methods under
-                `@ag.reward(role=...)` give it; None as in the parent conversation.
+            engine: Name of the model role that plays a sub-agent, whose turns are then never trained. None uses the
+                parent conversation's model.
+            train: Whether to train the agent's turns. None uses the parent conversation's setting.
+            role: Role on whose reward the agent's turns are trained; set that reward in `self.role_rewards` or with
+                `@ag.reward(role=...)` methods. None uses the parent conversation's role.
 
         Raises:
             EnvError: If called outside of a rollout.
@@ -345,7 +346,7 @@ class Env(Generic[TaskT]):
                 is combined with an engine.
         """
         if self._forks is None:
-            raise EnvError(f"{type(self).__name__}.fork: only available inside a rollout, in a tool or in step()")
+            raise EnvError(f"{type(self).__name__}.fork is only available inside a rollout, in a tool or in step()")
         if kind not in ("fork", "subagent"):
             raise ValueError(f"kind: expected 'fork' or 'subagent', got {kind!r}")
         if kind == "fork" and tools is not None:
@@ -370,14 +371,14 @@ class Env(Generic[TaskT]):
 
 
 def has_group_reward(env: type[Env[Any]]) -> bool:
-    """Return whether an env compares a task's rollouts (`Env.group_reward`)."""
+    """Return whether an env class overrides `Env.group_reward`."""
     given: Any = env.group_reward
     own: Any = Env.group_reward
     return given.__func__ is not own.__func__
 
 
 async def close(env: Env[Any]) -> None:
-    """Close the env when its threads have ended, or after five seconds."""
+    """Close the env once its threads have ended, or after at most five seconds."""
     try:
         await threads_ended(env)
     finally:
@@ -385,7 +386,7 @@ async def close(env: Env[Any]) -> None:
 
 
 def _copied(message: Message) -> Message:
-    """Return a copy of the message that shares nothing mutable with it; one with only texts needs no deep copy."""
+    """Return an independent copy of the message, without a deep copy if it contains only text."""
     if all(type(value) is str for value in message.values()):
         return message.copy()
     return deepcopy(message)
@@ -401,7 +402,7 @@ _SETTINGS: Mapping[str, Callable[[Any], bool]] = {
     "context": lambda value: isinstance(value, Compact | Window),
     "system": lambda value: isinstance(value, str),
 }
-"""The settings of an env class, each with a test of whether a value could be meant for it."""
+"""An env class's settings by name, each with a function that tests whether a value could be meant for it."""
 
 
 def _is_env(value: object) -> bool:

@@ -11,12 +11,12 @@ EnvT = TypeVar("EnvT")
 
 
 def copied(env: EnvT, memo: dict[int, Any]) -> EnvT:
-    """Return a copy of an env that shares only immutable values and those that `memo` specifies.
+    """Return a copy of an env that shares only immutable values with it, and replaces the objects in `memo`.
 
     Args:
         env: The env to copy.
-        memo: The memo of `copy.deepcopy`: the replacement of each object by the object's id, such as the sandbox's
-            branch for the sandbox.
+        memo: A memo for `copy.deepcopy`: it maps the `id` of an object to the object's replacement in the copy, such as
+            the sandbox to its branch.
 
     Raises:
         EnvError: If an attribute can't be copied; the message names it and says what to write.
@@ -46,14 +46,14 @@ def _why_not(value: Any, env: object, memo: dict[int, Any]) -> str | None:
         if id(each) in memo or hasattr(each, "__deepcopy__"):
             continue
         if isinstance(each, FunctionType) and _keeps(each, env):
-            return f"the function {each.__qualname__} holds this instance in its closure, and its copy would too"
+            return f"the function {each.__qualname__} refers to this instance in its closure, and so would its copy"
         if hasattr(type(each), "__aexit__") or hasattr(type(each), "__exit__"):
             return f"a {type(each).__name__} is open, and both copies would use and close it"
     return None
 
 
 def _inner(value: Any) -> Iterator[Any]:
-    """Yield the value, or the items of a list or dict, and the function that each tool among them calls."""
+    """Yield the value, or the items if it is a list or dict; for each tool among them, also yield its function."""
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
     for each in inner:
         yield each
@@ -61,7 +61,7 @@ def _inner(value: Any) -> Iterator[Any]:
 
 
 def _keeps(function: FunctionType, env: object) -> bool:
-    """Return whether a function's closure holds the env or a method of it; `deepcopy` shares functions."""
+    """Return whether a function, which `deepcopy` doesn't copy, refers to the env or its methods in its closure."""
     for cell in function.__closure__ or ():
         try:
             held = cell.cell_contents

@@ -22,14 +22,14 @@ def warn_of_other_envs(begun: Mapping[str, EnvVersion], envs: Mapping[str, EnvVe
     """Log a warning for each env that changed since a run or an evaluation was started."""
     for name, was in begun.items():
         if (now := envs.get(name)) is not None and now != was:
-            _LOG.warning("resume: the env %s has changed since the start: it was (%s) and is (%s)", name, was, now)
+            _LOG.warning("resume: the env %s has changed since the start: it was (%s), and is now (%s)", name, was, now)
 
 
 def env_versions(env: type[Env[Any]]) -> dict[str, EnvVersion]:
     """Return the version of the env, or of each member of a mixture, by name.
 
     The hash covers the files of the class and its base classes, the files of their own package or folder that they
-    import, and the class's `data_files`. agentgym's own files are not hashed; its version stands for them.
+    import, and the class's `data_files`. agentgym's own files are not hashed, because its version identifies them.
 
     Raises:
         ValueError: If one of `data_files` doesn't exist; the message names it.
@@ -92,7 +92,7 @@ def _home(module: str) -> _Home | None:
 
 
 def _with_imports(home: _Home) -> set[Path]:
-    """Return the file and the files of its package or folder that it imports, directly or indirectly."""
+    """Return the module's file, and the files of its package or folder that it imports directly or indirectly."""
     found: set[Path] = set()
     waiting = [home.path]
     while waiting:
@@ -138,7 +138,7 @@ def _data(owner: type, home: _Home, name: str) -> Iterator[tuple[str, Path]]:
     place = home.path.parent / name
     if not place.exists():
         raise ValueError(
-            f"{owner.__name__}.data_files: there is no {place}; name files and folders next to {home.path.name}"
+            f"{owner.__name__}.data_files: {place} does not exist; name files and folders next to {home.path.name}"
         )
     for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
         if path.is_file() and "__pycache__" not in path.parts:

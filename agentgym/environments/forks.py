@@ -20,7 +20,7 @@ class ForkedAgent(Protocol):
 
     @property
     def env(self) -> Any:
-        """The copy of the env that its tools run on; `env.sandbox` is its own branch if it was forked with one."""
+        """The copy of the env that the agent's tools run on; with `fork(sandbox=True)`, its sandbox is a branch."""
         ...
 
     @property
@@ -49,16 +49,16 @@ class Model(ABC):
     """A model role of a rollout, such as a judge: it generates text, and none of its tokens are trained."""
 
     name: str
-    """The name that it was given under."""
+    """The name that the env uses for it, such as "judge"."""
     calls: int
     """Number of requests to its engine in this rollout, including repeated ones."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """What distinguishes its answers from another model's: its name on disk or on a hub, and its version.
+        """The model's name on disk or on a hub and its version, which tell its answers from those of another model.
 
-        "" if its engine doesn't tell its name (`model_name`), such as a `Scripted`; then nothing distinguishes it.
+        It is "" if the engine has no `model_name`, as in the case of `Scripted`.
         """
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Model(ABC):
         retries: int = 2,
         timeout_s: float = 120.0,
     ) -> Any:
-        """Return the model's answer to a conversation or to a single question: its text, or the `response` in it.
+        """Ask the model, and return the text of its answer, or the `response` object parsed from it.
 
         The request is repeated if the engine fails, each time after a longer wait. The rollout's time limits are paused
         meanwhile.
@@ -105,15 +105,15 @@ class Model(ABC):
         Args:
             messages: The conversation, or the text of one question.
             response: A pydantic model; the model is then asked for one JSON object of that schema. If the object
-                doesn't fit, the model is told what is wrong, and asked again. None returns the text.
+                doesn't fit, the model is told what is wrong, and asked again. None returns the answer's text.
             max_tokens: Maximum number of sampled tokens.
             temperature: The sampling temperature.
-            retries: Maximum number of repetitions, for both reasons together.
+            retries: Maximum number of retries, counting engine failures and unsuitable objects together.
             timeout_s: Maximum seconds for everything together.
 
         Raises:
-            EngineError: If there is still no answer; the rollout then has no reward.
-            EnvError: If the messages don't fit its context.
+            EngineError: If there is no answer after the last retry; the rollout then has no reward. EnvError: If the
+                messages don't fit the model's context.
         """
         return (await self._ask(messages, response, max_tokens, temperature, retries, timeout_s))[1]
 
@@ -134,7 +134,7 @@ class Model(ABC):
             response: The pydantic model of the JSON object.
             max_tokens: Maximum number of sampled tokens.
             temperature: The sampling temperature.
-            retries: Maximum number of repetitions, as in `ask`.
+            retries: Maximum number of retries, as in `ask`.
             timeout_s: Maximum seconds for everything together.
         """
         return await self._ask(messages, response, max_tokens, temperature, retries, timeout_s)

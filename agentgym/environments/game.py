@@ -1,4 +1,4 @@
-"""Turn-based games: the model has one seat, and code plays the others."""
+"""Turn-based games: the model plays one seat, and code plays the others."""
 
 import random
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ class GameTask(Task):
     """One game: its start, and the model's seat in it."""
 
     seed: int
-    """The argument of `start`."""
+    """The seed that `start` gets."""
     seat: Annotated[int, Field(ge=0)] = 0
-    """The player that the model is; `opponent` plays the others."""
+    """The player that the model plays, counted from 0; `opponent` plays the others."""
 
 
 class IllegalMove(ValueError):
@@ -42,8 +42,9 @@ class Game(ToolEnv[GameTask]):
     """A turn-based game, whose rules a subclass implements; the model moves with the tool `move`.
 
     A subclass defines `start`, `play`, `observe`, `to_move` and `returns`, and `opponent` if there is more than one
-    player. They are plain functions of the game's state in `self`. If any of them raises, the env has failed, and the
-    rollout has no reward, unless it is an IllegalMove in `play` for the model's own move.
+    player. They are plain methods that read and change the game's state in `self`. If one of them raises, the env has
+    failed, and the rollout has no reward. The only exception is an IllegalMove that `play` raises for the model's own
+    move.
     """
 
     players: ClassVar[int] = 2
@@ -55,7 +56,7 @@ class Game(ToolEnv[GameTask]):
     illegal_moves: ClassVar[int] = 3
     """Number of illegal moves that the model may make in one game; one more ends it."""
     forfeit: ClassVar[float] = 0.0
-    """The model's reward for a game that didn't reach its end, because of illegal moves, an answer or a limit."""
+    """The model's reward for an unfinished game: after too many illegal moves, an answer without a move, or a limit."""
     opponent_timeout_s: ClassVar[float] = 30.0
     """Maximum seconds of one move by an opponent."""
 
@@ -90,7 +91,7 @@ class Game(ToolEnv[GameTask]):
         return GameTask(id=seed, prompt=cls.rules, seed=seed, seat=seed % cls.players)
 
     def start(self, seed: int) -> None:
-        """Start the game; the same seed must start it the same way. For later chance, use `luck`.
+        """Start the game; the same seed must give the same start. For chance later in the game, use `self.luck`.
 
         Args:
             seed: The task's seed.
@@ -122,7 +123,7 @@ class Game(ToolEnv[GameTask]):
         raise NotImplementedError(f"{type(self).__name__}.to_move()")
 
     def returns(self) -> Sequence[float]:
-        """Return the ended game's reward for each player; the model's own is its reward."""
+        """Return each player's reward in the finished game; the model gets the reward of its seat."""
         raise NotImplementedError(f"{type(self).__name__}.returns()")
 
     def opponent(self, observation: str, rng: random.Random) -> Any:
@@ -132,7 +133,7 @@ class Game(ToolEnv[GameTask]):
 
         Args:
             observation: What that player observes.
-            rng: A generator seeded by the game's seed and that of `reset`, so the same moves get the same responses.
+            rng: A generator seeded with the game's seed and that of `reset`, so the same moves get the same responses.
         """
         raise NotImplementedError(f"{type(self).__name__}.opponent(observation, rng)")
 

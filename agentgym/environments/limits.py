@@ -24,11 +24,11 @@ class Limits:
     turn_tokens: Positive = 1024
     """Maximum number of sampled token ids in one turn; fewer if less of the context is left."""
     tokens: Positive | None = None
-    """Maximum number of sampled token ids in the whole rollout; None for no such limit."""
+    """Maximum number of sampled token ids in the whole rollout; None for no limit."""
     parallel_calls: Positive = 16
     """Maximum number of one turn's calls to parallel tools that run at the same time; others wait."""
     retries: Count = 0
-    """Maximum number of retries if the engine or the sandbox failed before an action of the model reached the env."""
+    """Maximum number of retries of a rollout whose engine or sandbox failed before any action reached the env."""
 
 
 @dataclass(frozen=True, slots=True)

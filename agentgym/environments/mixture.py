@@ -24,7 +24,7 @@ class Member:
 
     env: type[Env[Any]]
     weight: float
-    """Number of its tasks relative to the other members' weights; a finite number above 0."""
+    """How often its tasks are drawn, relative to the other members' weights; a finite number above 0."""
 
     def __post_init__(self) -> None:
         check_number("weight", self.weight)
@@ -35,9 +35,9 @@ class Member:
 
 
 class Mixture(Env[Any]):
-    """Stands for its members wherever an env class is accepted; `mix` creates one.
+    """Several envs that can be used as one env class; `mix` creates it.
 
-    A task's id is NAME/ID, with its member's name and its id in that member. A mixture is never instantiated.
+    A task's id is NAME/ID: the member's name, and the task's id in that member. A mixture is never instantiated.
     """
 
     members: ClassVar[Mapping[str, Member]] = {}
@@ -64,10 +64,9 @@ class Mixture(Env[Any]):
     def turns(cls, names: Sequence[str] | None = None) -> Iterator[str]:
         """Yield members' names forever, in proportion to their weights.
 
-        Among the first n names, each member's count differs from n times its share by less than one.
-
-        Among the members below their share, the next one is the one that would be the first to fall a whole turn behind
-        (Baruah et al., 1996, Proportionate Progress, for one processor).
+        Among the first n names, each member's count differs from n times its share by less than one. Of the members
+        that are below their share, the one that would be the first to fall a whole turn behind comes next (Baruah et
+        al., 1996, Proportionate Progress, for one processor).
 
         Args:
             names: The members to use; None uses all.
@@ -82,7 +81,7 @@ class Mixture(Env[Any]):
 
     @classmethod
     def most(cls, prompts: int, steps: int) -> Counter[str]:
-        """Return the largest number of tasks that each member has in any of the first batches.
+        """Return, for each member, the largest number of its tasks in any of the first `steps` batches.
 
         Args:
             prompts: Number of tasks in a batch.
@@ -93,12 +92,12 @@ class Mixture(Env[Any]):
         for step in range(1, steps + 1):
             most |= Counter(islice(turns, prompts))
             if all((share * step * prompts).denominator == 1 for share in shares):
-                break  # each member has had its exact share, so the turns repeat
+                break  # Each member has had its exact share, so the turns repeat.
         return most
 
     @classmethod
     def _shares(cls, names: Sequence[str]) -> dict[str, Fraction]:
-        """Return each member's share of the total weight, with weights read as written: 0.3 is three tenths."""
+        """Return each member's share of the total weight; weights count as written, so 0.3 is exactly three tenths."""
         weights = {name: Fraction(str(cls.members[name].weight)) for name in names}
         return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
@@ -164,7 +163,7 @@ def _renamed(name: str, task: Task) -> Task:
 
 
 class _InTurns(Sequence[Task]):
-    """The tasks of several members, each once; the order is computed only as far as it is accessed."""
+    """The tasks of several members, each once; the order is computed only up to the accessed index."""
 
     def __init__(self, tasks: Mapping[str, Sequence[Task]], turns: Any) -> None:
         self.tasks, self._turns = tasks, turns
@@ -172,7 +171,7 @@ class _InTurns(Sequence[Task]):
         self._coming = self._all()
 
     def __len__(self) -> int:
-        return min(sum(map(len, self.tasks.values())), sys.maxsize)  # an endless one has this length itself
+        return min(sum(map(len, self.tasks.values())), sys.maxsize)  # the length of an endless member
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

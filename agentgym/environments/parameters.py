@@ -15,7 +15,7 @@ EnvT = TypeVar("EnvT", bound=type)
 class Parameter(Generic[T]):
     """Declares a value of an env class that a run may set: `difficulty = ag.Parameter(3)`.
 
-    The attribute reads as the value, on the class and on its instances.
+    Reading the attribute on the class or on an instance returns the value.
 
     Args:
         default: The default value: a number, a bool or text.
@@ -39,7 +39,7 @@ class Parameter(Generic[T]):
         return self.value
 
     def check(self, value: Any, name: str) -> T:
-        """Return the value; raise ValueError, naming `name` first, if it isn't of the parameter's type.
+        """Return the value, or raise ValueError, starting with `name`, if it isn't of the parameter's type.
 
         Args:
             value: The value to validate.
@@ -55,7 +55,7 @@ class Parameter(Generic[T]):
         return self._adapter.json_schema()
 
     def read(self, text: str, name: str) -> T:
-        """Parse a command-line text; raise ValueError, naming `name` first, if it is invalid.
+        """Parse a command-line text, or raise ValueError, starting with `name`, if it is invalid.
 
         Args:
             text: The text from the command line.
@@ -101,7 +101,7 @@ def variant(env: EnvT, members: Mapping[str, Any]) -> EnvT:
 
 
 def read_arguments(env: type, texts: Mapping[str, str], *, prefix: str = "") -> dict[str, Any]:
-    """Return the values of command-line texts, under the prefix and the name.
+    """Parse command-line texts by parameter name, and return the values with the prefix in front of each name.
 
     Raises:
         ValueError: As in `configured`.

@@ -1,4 +1,4 @@
-"""Envs by name: registered ones, those of installed packages and of the gallery, and those of a module or a file."""
+"""Lookup of envs by name: registered ones, those of installed packages and the gallery, and any module or file."""
 
 import importlib
 import importlib.util
@@ -37,14 +37,14 @@ def register(name: str) -> Callable[[EnvT], EnvT]:
         name: The name: letters, digits, "_", "-" and ".", without ".py" at its end.
 
     Raises:
-        ValueError: If the name is invalid, or another class has it.
+        ValueError: If the name is invalid, or another class is already registered under it.
         TypeError: If the name isn't a text, or the decorator is applied to anything but an env class.
     """
     if not isinstance(name, str):
-        raise TypeError(f'register: needs a name, write `@ag.register("name")`; got {name!r}')
+        raise TypeError(f'register: expected a name, as in `@ag.register("name")`, got {name!r}')
     if not re.fullmatch(r"\w[\w.-]*", name) or name.endswith(".py"):
         raise ValueError(
-            f"register: a name may have letters, digits, '_', '-' and '.', and must not end with .py; got {name!r}"
+            f"register: a name may contain letters, digits, '_', '-' and '.', and must not end with .py, got {name!r}"
         )
 
     def enter(cls: EnvT) -> EnvT:
@@ -60,7 +60,7 @@ def register(name: str) -> Callable[[EnvT], EnvT]:
 
 
 def _place(cls: type) -> tuple[str, str]:
-    """Return a class's file and name, because a program that imports its own file has each of its classes twice."""
+    """Return a class's file and name, which are equal even if its file was both run as a program and imported."""
     module = sys.modules.get(cls.__module__)
     return getattr(module, "__file__", None) or cls.__module__, cls.__qualname__
 
@@ -71,7 +71,7 @@ def registered() -> Iterator[tuple[str, type[Env[Any]]]]:
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Return the envs that installed packages list in their entry points, in the group "agentgym.envs", by name.
+    """Return the entry points that installed packages list in the group "agentgym.envs", by env name.
 
     Raises:
         ValueError: If two packages give the same name to different classes; the message names both.
@@ -96,15 +96,15 @@ def gallery() -> dict[str, Path]:
 
 
 def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
-    """Return the env class of a name, of "package.module:Class" or of "path.py:Class"; a class is returned unchanged.
+    """Return the env class for a name, "package.module:Class" or "path.py:Class"; a class is returned unchanged.
 
     Args:
         env: A class, or its name: one that an imported module registered, an installed package's entry point, or an env
-            of the gallery. A path alone, "path.py", is the one env that the file defines.
+            of the gallery. A path alone, "path.py", means the only env that the file defines.
 
     Raises:
-        ValueError: If a name is unknown (the message suggests the nearest one) or means two classes, if a path has no
-            file, if a file defines several envs or none, or if a module or file has no such class.
+        ValueError: If a name is unknown (the message suggests the nearest one) or ambiguous, if a path's file doesn't
+            exist, if a file defines several envs or none, or if a module or file has no such class.
         EnvError: If the module can't be imported.
     """
     if not isinstance(env, str):
@@ -153,7 +153,7 @@ def _installed(name: str) -> type[Env[Any]]:
 
 
 def _in_gallery(name: str, file: Path) -> type[Env[Any]]:
-    """Import an env of the gallery as the other envs there import it: from the folder above `envs`."""
+    """Import an env of the gallery from the folder above `envs`, under the name that the gallery's other envs use."""
     top, module = str(file.parents[2]), f"envs.{file.parent.name}.env"
     if top not in sys.path:
         sys.path.append(top)
@@ -217,7 +217,7 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _import_alone(path: Path) -> ModuleType:
-    """Import a file under a generated name, because another module has its own."""
+    """Import a file under a generated name, because another module already has the file's name."""
     name = f"{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]

@@ -15,7 +15,7 @@ _open: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[type[Env[Any]], _Resou
 
 
 class _Resources:
-    """The resources of one env class; a separate task opens and closes them, because task groups in them require it."""
+    """The resources of one env class; one task opens and closes them, as task groups inside them require."""
 
     def __init__(self, env: type[Env[Any]]) -> None:
         self.env = env
@@ -40,7 +40,7 @@ class _Resources:
             self.ready.exception()  # Waiting callers get it; if there are none, asyncio must not log it.
 
     def held(self) -> Any:
-        """Return the open resources; raise EnvError if they have ended by themselves."""
+        """Return the open resources, or raise EnvError if they have ended by themselves."""
         if self._task.done():
             why = None if self._task.cancelled() else self._task.exception()
             raise EnvError(
@@ -49,7 +49,7 @@ class _Resources:
         return self.ready.result()
 
     async def close(self) -> None:
-        """Close them, and re-raise an error of closing; a cancellation meanwhile also cancels the closing."""
+        """Close the resources, and raise any error from closing; cancelling this call also cancels the closing."""
         self._close.set()
         if not self.ready.done():
             self._task.cancel()
@@ -65,16 +65,17 @@ class _Resources:
 
 @asynccontextmanager
 async def open_resources(env: type[Env[Any]]) -> AsyncIterator[Any]:
-    """Yield the value of `env.open_resources`, for all rollouts of the env that this event loop runs meanwhile.
+    """Open an env's resources for all its rollouts in this event loop, and yield them.
 
-    A run, an evaluation, `run_groups` and a rollout do this by themselves, and share resources that are already open:
-    they are opened once, and closed when the last block that uses them ends, also by an error or a cancellation.
+    Runs, evaluations, `run_groups` and single rollouts do this by themselves. They share resources that are already
+    open: resources are opened once, and closed when the last block that uses them ends, even by an error or a
+    cancellation.
 
     Args:
         env: The env class. A mixture opens the resources of its members.
 
     Yields:
-        The resources, a mixture's by the members' names, or None if the env opens nothing.
+        The value of `env.open_resources`, a dict of them by member for a mixture, or None if the env opens nothing.
 
     Raises:
         EnvError: If they can't be opened or closed.
@@ -87,12 +88,12 @@ async def open_resources(env: type[Env[Any]]) -> AsyncIterator[Any]:
 
 
 def opens_resources(env: type[Env[Any]]) -> bool:
-    """Return whether the env itself opens anything; a mixture leaves that to its members."""
+    """Return whether the env itself opens resources; a mixture doesn't, because its members do."""
     return getattr(env.open_resources, "__func__", None) is not getattr(Env.open_resources, "__func__", None)
 
 
 def share_resources(env: Env[Any]) -> None:
-    """Give an instance the open resources of its class; raise EnvError if they have ended by themselves."""
+    """Set the open resources of its class on an instance, or raise EnvError if they have ended by themselves."""
     found = _open.get(asyncio.get_running_loop(), {}).get(type(env))
     if found is not None:
         env.resources = found.held()

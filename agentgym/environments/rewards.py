@@ -41,7 +41,8 @@ def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0, r
     Args:
         function: The method, if the decorator is used without arguments.
         weight: The weight in the sum; 0.0 only logs the value.
-        role: A role whose reward it is part of instead; sub-agents with that role are trained on it.
+        role: The role to whose reward the value is added, instead of to the rollout's; sub-agents with that role are
+            trained on it.
 
     Raises:
         ValueError: If the weight isn't a finite number.
@@ -99,7 +100,7 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
         threads: The rollout's threads.
 
     Raises:
-        EnvError: If the method raised, with the line, or didn't return a number.
+        EnvError: If the method raised, in which case the message has the line, or if it didn't return a number.
     """
     try:
         value = await call_method(method, {}, name=f"agentgym-reward {method.__name__}", threads=threads)
@@ -127,7 +128,7 @@ ZERO = "it is 0.0: "
 
 
 def counted_content(error: BaseException, where: str, method: Callable[..., Any]) -> str:
-    """Return the metric that counts an error caused by something the policy wrote or left behind, or "" for others.
+    """Return the metric that counts this error if the policy's text or files caused it, or "" for any other error.
 
     Such an error is recorded as a failed case and logged once: the rollout is scored, and the reward that `where` names
     is 0.0.

@@ -24,8 +24,8 @@ def as_task(env: type, row: Any) -> Any:
     """Return a dict as the env's task, and a task unchanged.
 
     Raises:
-        ValidationError: If the task type rejects a dict; it names the field.
-        ValueError: If it is neither a task nor a dict.
+        ValidationError: If the task type rejects a dict; the error names the field.
+        ValueError: If `row` is neither a task nor a dict.
     """
     if isinstance(row, Task):
         return row
@@ -91,7 +91,7 @@ def as_tasks(env: type, tasks: Any, named: str = "tasks") -> Any:
 
 
 def _has_rows(tasks: Any) -> bool:
-    """Return whether there is anything but tasks: anywhere in a list, or at the first position of another sequence."""
+    """Return whether a list contains anything but tasks, or whether another sequence's first item isn't a task."""
     if not len(tasks):
         return False
     if isinstance(tasks, list | tuple):
@@ -121,21 +121,21 @@ class TaskRows(Sequence[Any]):
 
 
 def is_data(tasks: Any) -> bool:
-    """Return whether the tasks are rows of a data set; equal rows are copies, unlike equal tasks made from an index."""
+    """Return whether the tasks are rows of a data set, in which equal ones are copies, and not made from an index."""
     return isinstance(tasks, list | tuple | Rows | TaskRows) or (isinstance(tasks, Chosen) and is_data(tasks.tasks))
 
 
 COMPARED = 64
-"""Number of tasks that are compared with those of the other split, if they are made from an index."""
+"""Number of tasks of a split that are compared with the other split, if tasks are made from an index."""
 SEARCHED = 10_000
-"""Number of indices that are tried to find some that two ranges share."""
+"""Maximum number of indices tried in the search for those that two ranges share."""
 
 
 def compared(train: Any, test: Any) -> tuple[list[Any], list[Any]]:
-    """Return the tasks of two splits that are compared to find one that is in both.
+    """Return the tasks of each split that are compared to find out whether the splits share any.
 
-    From a data set, those are all rows. From tasks made from an index, they are the first ones, and those whose indices
-    both splits have.
+    For a data set, these are all rows. For tasks made from an index, these are the first ones, and some whose index is
+    in both splits.
     """
     found = first_tasks(train, _looked_at(train)), first_tasks(test, _looked_at(test))
     if isinstance(train, Procedural) and isinstance(test, Procedural):
@@ -166,7 +166,7 @@ def _looked_at(tasks: Any) -> int:
 
 
 def _in_both(one: range, other: range) -> list[int]:
-    """Return some numbers that are in both ranges, the first ones."""
+    """Return the first few numbers that are in both ranges."""
     if not (one and other):
         return []
     ends = [sorted((each[0], each[-1])) for each in (one, other)]

@@ -17,7 +17,7 @@ class Resizable(Protocol):
     """A pool whose number of sandboxes can be changed while it is open."""
 
     async def resize(self, size: int) -> None:
-        """Limit it to `size` sandboxes, including leased ones; idle ones above that are ended."""
+        """Limit the pool to `size` sandboxes, including leased ones, and terminate idle ones beyond that."""
         ...
 
 
@@ -30,7 +30,7 @@ class OpenPool:
         self.held = 0
         """Maximum number of sandboxes that it may have: leased ones, and idle ones kept for the next lease."""
         self.used = 0
-        """The number of its last lease."""
+        """Number of its latest lease, counted over all pools; the smallest marks the least recently used pool."""
         self.size = size
         self.ready: asyncio.Future[SandboxPool] = asyncio.get_running_loop().create_future()
         self._close = asyncio.Event()
@@ -38,7 +38,7 @@ class OpenPool:
 
     @property
     def idle(self) -> int:
-        """Maximum number of sandboxes that it has in addition to the leased ones."""
+        """Maximum number of its idle sandboxes."""
         return self.held - self.leased
 
     async def _run(self) -> None:
@@ -62,9 +62,9 @@ class OpenPool:
 
     @property
     def can_shrink(self) -> bool:
-        """Whether an idle sandbox can be ended.
+        """Whether an idle sandbox can be terminated.
 
-        A pool that isn't resizable must have no leases, because it ends all its sandboxes together.
+        A pool that isn't resizable must have no leases, because it can only terminate all of its sandboxes together.
         """
         return self.idle > 0 and (self.resizable is not None or not self.leased)
 
@@ -75,7 +75,7 @@ class OpenPool:
             await pool.resize(self.held)
 
     async def shrink(self) -> None:
-        """End one idle sandbox, or close the pool if it can't end a single one."""
+        """Terminate one idle sandbox, or close the pool if it can't terminate a single one."""
         if (pool := self.resizable) is not None:
             await pool.resize(self.held - 1)
             self.held -= 1
@@ -84,7 +84,7 @@ class OpenPool:
             await self.close()
 
     async def close(self) -> None:
-        """Close the pool, and re-raise an error of its closing."""
+        """Close the pool, and raise any error from closing it."""
         self._close.set()
         await asyncio.shield(self._task)
 
@@ -93,7 +93,7 @@ class TaskSandboxPools:
     """Pools of several specs with at most `size` sandboxes in total; implements `SandboxPool`.
 
     A pool is opened by the first lease of its spec. Leases are granted in the order of their requests, whatever their
-    spec. If all slots are in use, an idle sandbox of the least recently leased spec is ended to make room.
+    spec. If all slots are in use, an idle sandbox of the least recently leased spec is terminated to free one.
     """
 
     def __init__(self, size: int, spec: SandboxSpec | None = None) -> None:
@@ -108,7 +108,7 @@ class TaskSandboxPools:
         self._lifetime = Lifetime("the pool")
 
     def lease(self, spec: SandboxSpec | None = None) -> AbstractAsyncContextManager[Sandbox]:
-        """Lease a clean sandbox of that spec, or of the default one; wait until there is a free slot.
+        """Lease a clean sandbox of that spec, or of the default one, once a slot is free.
 
         Raises:
             SandboxError: If the pool can't be opened, or no sandbox can be started.
@@ -149,7 +149,7 @@ class TaskSandboxPools:
             self._leases.release()
 
     async def _place(self, spec: SandboxSpec) -> OpenPool:
-        """Return a pool with room for one more lease: fewer than `size` are leased, so a slot is free or idle."""
+        """Return the spec's pool with one sandbox counted as leased; if all slots are in use, free one first."""
         pool = self._pool_of(spec)
         if pool is None or not pool.idle:
             while sum(each.held for each in self._pools) >= self._size:
@@ -165,7 +165,7 @@ class TaskSandboxPools:
         return pool
 
     async def _make_room(self) -> None:
-        """End a sandbox of the least recently used pool; if none can be ended now, wait for the end of a lease."""
+        """Terminate an idle sandbox of the least recently used pool; if there is none, wait for a lease to end."""
         can_shrink = [pool for pool in self._pools if pool.can_shrink]
         if not can_shrink:
             self._ended.clear()
@@ -230,7 +230,7 @@ def sandbox_of(env: type[Env[Any]], task: Any) -> SandboxSpec | None:
 
 
 def check_sandboxes(sandboxes: Any) -> None:
-    """Raise TypeError if the argument isn't an open pool, but a spec, for example."""
+    """Raise TypeError if the argument isn't an open pool, for example because it is a spec."""
     if sandboxes is None or hasattr(sandboxes, "lease"):
         return
     how = (

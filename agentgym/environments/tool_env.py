@@ -23,11 +23,12 @@ log = logging.getLogger(__name__)
 class ToolEnv(Env[TaskT]):
     """An env whose `@ag.tool` methods are the model's tools and whose `@ag.reward` methods score the rollout.
 
-    It ends when the model answers without a tool call (`self.answer` is the text) or when a tool returns `ag.Stop`.
+    The rollout ends when the model answers without a tool call (`self.answer` is the text) or when a tool returns
+    `ag.Stop`.
     """
 
     _counts: ClassVar[tuple[str, ...]] = ("tool_calls", "tool_errors", "malformed_calls")
-    """The metrics that every rollout has, 0 if nothing was counted."""
+    """The metrics that every rollout has, with 0 if nothing was counted."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         made: type = cls
@@ -51,7 +52,7 @@ class ToolEnv(Env[TaskT]):
         self.metrics |= dict.fromkeys(self._counts, 0.0)
 
     async def setup(self) -> None:
-        """Prepare the sandbox and the env's own state; called once, before the first prompt is shown."""
+        """Prepare the sandbox and the env's own state; called once, before the model gets its first prompt."""
 
     async def extra_tools(self) -> Sequence[DynamicTool]:
         """Return this instance's tools in addition to those of its class; called once, after `setup`."""
@@ -75,9 +76,9 @@ class ToolEnv(Env[TaskT]):
         return await super().reset(seed=seed, options=options)
 
     def _begin_play(self, returned: object) -> None:
-        """Raise EnvError if `setup` returned a value or `metrics` isn't a dict; add the missing counts to it."""
+        """Raise EnvError if `setup` returned a value or `metrics` isn't a dict; add missing counts to `metrics`."""
         if returned is not None:
-            said = "a rollout begins with a turn of the model; leave tasks that are already over out of the data set"
+            said = "a rollout begins with a turn of the model; remove tasks that are already over from the data set"
             raise EnvError(f"{type(self).__name__}.setup: returned {returned!r:.80}, but must return None: {said}")
         with boundary(EnvError, where := f"{type(self).__name__}.metrics"):
             metrics: object = self.metrics
@@ -145,7 +146,7 @@ class ToolEnv(Env[TaskT]):
             yield beside
 
     async def score(self) -> dict[str, float]:
-        """Return each reward method's value by name, without its weight; raise EnvError, naming it, if one has none.
+        """Return each reward method's value by name, without its weight; raise EnvError for a method that fails.
 
         The weighted sums of each role's methods are added to `self.role_rewards`.
         """
@@ -155,7 +156,7 @@ class ToolEnv(Env[TaskT]):
         return scores
 
     async def _value(self, name: str) -> float:
-        """Return a reward's value: 0.0 if code in the sandbox ended it, or left something that the reward can't use."""
+        """Return a reward's value: 0.0 if the policy's code killed the sandbox or left something unusable in it."""
         method, where = getattr(self, name), f"{type(self).__name__}: reward {name!r}"
         try:
             return await reward_value(method, where, self._threads)
@@ -185,7 +186,7 @@ class ToolEnv(Env[TaskT]):
             self.tool_failures[function["name"]] += 1
 
     def _add(self, name: str, number: float = 1.0) -> None:
-        """Add to a metric, which the env may have removed meanwhile."""
+        """Add to a metric, even if the env has removed it meanwhile."""
         self.metrics[name] = self.metrics.get(name, 0.0) + number
 
 

@@ -1,6 +1,7 @@
-"""The errors, named after the boundary that they cross, and Failure, which records one for a rollout.
+"""agentgym's errors, named after the part that failed, and `Failure`, the record of one in a rollout.
 
-Users raise plain Python exceptions in their environments and tools; `boundary` converts them once, where they cross.
+Users raise plain Python exceptions in their environments and tools; `boundary` converts them once, where they enter
+agentgym's code.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ class AgentGymError(Exception):
     """Base class of all errors that agentgym raises on purpose, except ValueError for bad arguments."""
 
     where: str = ""
-    """The first boundary that it crossed, such as "Bugfix.step" or "lease"; "" if it crossed none."""
+    """The first `boundary` that the error crossed, such as "Bugfix.step" or "lease"; "" if it crossed none."""
 
 
 class EngineError(AgentGymError):
@@ -32,7 +33,7 @@ class SandboxError(AgentGymError):
 
 
 class SandboxKilledError(SandboxError):
-    """A sandbox ended because of the code in it. This is a result of the episode: it is scored, and never retried.
+    """A sandbox was killed by the code in it. This is a result of the episode: it is scored, and never retried.
 
     In a tool it becomes the text that the model reads; a reward method that raises it counts as 0.0.
     """
@@ -46,7 +47,7 @@ class MachineError(AgentGymError):
 
 
 class ClosedError(SandboxError):
-    """A pool, sandbox, branch, program or shell was used after its end; the text says which, since when and why."""
+    """A pool, sandbox, branch, program or shell was used after it was closed; the message says which, when and why."""
 
 
 class ToolError(AgentGymError):
@@ -96,9 +97,9 @@ class WireError(AgentGymError):
 
 
 def is_stray(error: BaseException | None) -> bool:
-    """Return whether it is a CancelledError although nobody cancelled the running task.
+    """Return whether an error is a CancelledError although nobody cancelled the running task.
 
-    Code that awaits a future or task that someone else cancelled meets one. If it propagated, this task would end as
+    Awaiting a future or task that someone else cancelled raises one. If it propagated, this task would end as
     cancelled, and the error would go unnoticed.
     """
     if not isinstance(error, asyncio.CancelledError):
@@ -124,8 +125,8 @@ def must_pass(error: BaseException) -> bool:
 def alone(error: BaseException) -> BaseException:
     """Return a group's first agentgym error, or its only error; return any other error unchanged.
 
-    If a group has only PolicyContentErrors, return the first one. So if an engine or a sandbox fails in an
-    `asyncio.TaskGroup` of the user's code, it counts as a failure of the engine or the sandbox. A group that fits
+    If a group has only PolicyContentErrors, return the first one. So an engine or a sandbox that fails in an
+    `asyncio.TaskGroup` of the user's code still counts as a failure of the engine or the sandbox. A group that fits
     neither case is returned unchanged.
     """
     if not isinstance(error, BaseExceptionGroup) or must_pass(error):
@@ -177,7 +178,7 @@ def _running_task() -> "asyncio.Task[Any] | None":
 
 
 class boundary:
-    """Context manager that raises foreign exceptions as `kind`, chained and with `where` in the text.
+    """Context manager that converts foreign exceptions to `kind`, chained and with `where` in the message.
 
     agentgym's own errors propagate unchanged, but get `where` set if it is empty. A ToolError outside of a tool counts
     as foreign, and so does an exception that isn't an Exception, except those that `must_pass` names.
@@ -227,7 +228,7 @@ class Failure:
     type: str
     """The error's class in this module, such as EnvError, SandboxError or EngineError."""
     message: str
-    """The error's text, with the line of the user's code; later errors are appended after "; " each."""
+    """The error's text, with the line of the user's code; later errors are appended, separated by "; "."""
     where: str = ""
     """The call that failed, such as "Bugfix.setup", "Bugfix: reward 'fixed'" or "lease"; "" if there is none."""
     traceback: str = ""
@@ -249,7 +250,7 @@ class Failure:
 
 
 def _traceback_of(error: AgentGymError) -> str:
-    """Return the cause's traceback from the user's code on, else the error's, else the cause's in full."""
+    """Return the cause's traceback from the user's code on, or else the error's, or else the cause's in full."""
     cause = error.__cause__
     if cause is None:
         return users_traceback(error)

@@ -8,7 +8,7 @@ _DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def exhausted(error: BaseException) -> str | None:
-    """Return the resource that the machine has run out of, if that caused the error and agentgym can't get any either.
+    """Return the resource that the machine has run out of, if that caused the error and agentgym can't get more either.
 
     The error alone doesn't tell whose fault it is: code that opens as many files as a model asked for reaches the limit
     by itself, and has closed them again by the time of this check. Memory and disk space are not checked, because a

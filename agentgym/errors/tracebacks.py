@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _OWN = f"{Path(__file__).parents[1]}/"
 _FOREIGN = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PACKAGES = ("/site-packages/", "/dist-packages/")
-"""Package folders, wherever they are: a user's own, one that a .pth file adds, or Debian's next to pip's."""
+"""Parts of the paths of all package folders: the user's, those that a .pth file adds, and Debian's next to pip's."""
 _said: set[tuple[str, str, str]] = set()
 
 _SQLITE = (
@@ -70,7 +70,7 @@ def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> N
     """Log a warning with the traceback, the first time that `what` raises this type of error at this line.
 
     Args:
-        what: What raised, as the message names it.
+        what: The message's name for the tool, reward or method that raised.
         error: The error. Its traceback starts at the user's first frame, or has all frames if none is the user's.
         function: The function that was called. If no line of the user's code raised, the message names its definition.
     """

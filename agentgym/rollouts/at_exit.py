@@ -1,4 +1,4 @@
-"""Work at the end of a rollout, whose failure never hides an earlier one."""
+"""Work at the end of a rollout; if it fails, its error never hides an earlier one."""
 
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class at_exit:
-    """Do this work when the block exits; if it fails after another failure, add its error to that failure as a note."""
+    """Do the work when the block exits; if the block failed and the work fails, add a note about that to the error."""
 
     __slots__ = ("_edge", "_work")
 

@@ -51,7 +51,7 @@ T = TypeVar("T")
 SANDBOX_KILLED = "sandbox_killed"
 """The stop reason of a rollout whose sandbox was terminated during a step.
 
-Also the metric that counts rewards whose sandbox was terminated.
+It is also the name of the metric that counts rewards whose sandbox was terminated.
 """
 
 

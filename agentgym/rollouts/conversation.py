@@ -25,7 +25,7 @@ from agentgym.types.messages import Message
 from agentgym.types.rollout import SegmentKind, StopReason
 
 SUMMARY_SHARE = 0.1
-"""Fraction of the context that is reserved for the next summary, or the limit of a turn if that is less."""
+"""Fraction of the context that is reserved for the next summary, unless the limit of a turn is smaller."""
 
 
 _Sampled: TypeAlias = tuple[Completion, "array[int]", Message]
@@ -228,7 +228,7 @@ class Conversation:
         return self.state.budget(int(SUMMARY_SHARE * self.segment.context_tokens))
 
     def carried(self, new: Sequence[Message]) -> tuple[AnyChat, Sequence[int]]:
-        """Return the chat and ids of this conversation as if answered with `new`, for a fork; it isn't changed."""
+        """Return the chat and ids for a fork that continues as if `new` had been the answer; change nothing here."""
         chat = self.chat.branch()
         if self.reply is None:
             chat = open_chat(self.engine, chat.tools, [*chat.messages, *new])

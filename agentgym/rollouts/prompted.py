@@ -317,7 +317,7 @@ def _shown(request: AgentRequest, chat: Chat, reply: Reply) -> Message:
 
 
 def _cut(answer: AgentAnswer, stop: Sequence[str]) -> AgentAnswer:
-    """Return the answer without the text that ended it and everything after that text."""
+    """Return the answer up to, and without, the stop text that ended it."""
     content = answer.message["content"]
     found = [(content.index(text), text) for text in stop if text in content]
     if not found:  # It is in a part that the message represents differently, such as a call's arguments.
@@ -332,4 +332,4 @@ def _too_long(limit: int, what: str) -> LimitError:
 
 
 def _limit(reason: StopReason, what: str) -> LimitError:
-    return LimitError(reason, f"the rollout is over: {what} of its limits are used")
+    return LimitError(reason, f"the rollout is over: {what} that its limits allow have been used")

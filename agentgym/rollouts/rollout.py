@@ -36,9 +36,9 @@ async def rollout(
     models: Mapping[str, Engine] | None = None,
     branching: BranchingConfig | None = None,
 ) -> Rollout:
-    """Run one attempt at a task; a failure of the env, the sandbox or the engine gives a Rollout without a reward.
+    """Run one attempt at a task; if the env, the sandbox or the engine fails, the Rollout has no reward.
 
-    The same seed, weights and tool answers give the same tokens. Cancelling it closes the env and returns the
+    The same seed, weights and tool answers give the same tokens. Cancelling the call closes the env and returns the
     sandbox. If the engine, the machine or the sandbox fails before an action has reached the env, the attempt is
     repeated from scratch, up to `limits.retries` times.
 

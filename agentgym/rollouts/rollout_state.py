@@ -28,7 +28,7 @@ class RolloutState:
     limits: Limits
     context: Compact | Window | None
     fallback_models: Mapping[str, Engine] = field(default_factory=dict)
-    """The env's own engines, for names that are not among the model roles."""
+    """The env's own engines, for the names of models that the run doesn't provide."""
     segments: list[OpenSegment] = field(default_factory=list)
     turns: int = 0
     """Number of policy turns requested so far, without summaries."""
@@ -60,7 +60,7 @@ class RolloutState:
         return self.models.engine(model) if model else self.engine
 
     def budget(self, room: int) -> int:
-        """Return the most ids that a turn may sample into a context with this much room, by the limits per turn."""
+        """Return the maximum number of ids that one turn may sample, if `room` more ids fit in the context."""
         budget = min(self.limits.turn_tokens, room)
         return budget if self.sampling.max_tokens is None else min(budget, self.sampling.max_tokens)
 

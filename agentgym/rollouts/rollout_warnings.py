@@ -15,7 +15,7 @@ from agentgym.types.transcript import printable, shorten
 
 _LOG = logging.getLogger(__name__)
 _WRONG = re.compile(rf"AssertionError\b|{re.escape(ZERO)}|.* is not right$|exit code 1$|it returned a ", re.DOTALL)
-"""The failure reasons that are usual in training: the case found the code under test wrong."""
+"""The failure reasons that are usual in training, which mean that the code under test is wrong."""
 MAX_KINDS = 8
 """Maximum number of kinds of reasons logged per env, since the code under test chooses some of their words."""
 _warned_of_cases: dict[str, set[str]] = {}

@@ -49,7 +49,7 @@ class OpenSegment:
     tools: Sequence[dict[str, Any]] = ()
     """The schemas of the tools in the prompt."""
     token_ids: "array[int]" = field(default_factory=lambda: array("q"))
-    """The ids so far, eight bytes each. Others read it through `shown`; it is never modified in place."""
+    """The ids so far, eight bytes each. Other code reads them through `shown`; no id is ever changed in place."""
     turns: list[Turn] = field(default_factory=list)
     scores: list[bytes] = field(default_factory=list)
     """The log-probabilities of each turn's ids, four bytes each, copied because an engine may reuse its arrays."""
@@ -71,13 +71,12 @@ class OpenSegment:
     def shown(self) -> memoryview:
         """Return a read-only view of the current ids; it needs no copy, and its ids never change.
 
-        As long as someone holds the view, new ids go into a copy, because CPython can't resize an array that has a
-        view.
+        While such a view exists, new ids go into a copy, because CPython can't resize an array that has a view.
         """
         return memoryview(self.token_ids).toreadonly()
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Append ids that were not sampled, truncated to the room in the context."""
+        """Append ids that were not sampled, truncated to the number that still fits in the context."""
         room = self.context_tokens - len(self.token_ids)
         if len(token_ids) > room:
             token_ids = token_ids[: max(room, 0)]
@@ -86,7 +85,7 @@ class OpenSegment:
     def _put(self, ids: "array[int]") -> None:
         try:
             self.token_ids += ids
-        except BufferError:  # Someone holds a view of them, which must not change.
+        except BufferError:  # A view of the ids exists, and must not change.
             self.token_ids = self.token_ids + ids
 
     def recount(self, tokens: int) -> None:
@@ -199,9 +198,9 @@ def id_array(token_ids: Sequence[int]) -> "array[int]":
 
 
 def is_due(policy: Compact | Window, segment: OpenSegment, held: int, reserve: int) -> bool:
-    """Return whether the policy cuts the context before the next turn, if the segment would then have `held` ids.
+    """Return whether the context policy applies before the next turn, in which the segment would have `held` ids.
 
-    It also does if less than `reserve` would be left, because a full context has no room to write a summary.
+    It also applies if fewer than `reserve` ids would be left, because a summary wouldn't fit into a full context.
     """
     full = policy.at is not None and held >= policy.at * segment.context_tokens
     full = full or held + reserve > segment.context_tokens

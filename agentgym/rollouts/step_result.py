@@ -1,4 +1,4 @@
-"""Validation of the results of an env's methods; EnvError names the first invalid field."""
+"""Validation of the results of an env's methods; the EnvError names the first invalid field."""
 
 import math
 import re
@@ -71,7 +71,7 @@ def read_reset(result: Any, where: str) -> list[Message]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise EnvError(f"{where}: must return (messages, info), got {type(result).__name__}")
     if not (first := read_messages(result[0], where)):
-        raise EnvError(f"{where}: messages must not be empty, the model needs a prompt")
+        raise EnvError(f"{where}: messages must not be empty, because the model needs a prompt")
     return first
 
 

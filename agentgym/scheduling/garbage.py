@@ -18,7 +18,7 @@ SETTINGS = (20_000, 500, 10)
 In practice, older ones are not collected before the batch has ended.
 """
 _FULL = 10
-"""Number of batches that left old objects before all objects of the process are scanned."""
+"""Number of collections of old objects after which all objects of the process are scanned."""
 
 _lock = threading.Lock()
 _before: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""The gate in front of an engine: closed between batches, and a counter of all requests."""
+"""The gate in front of an engine, which is closed between batches and counts all requests."""
 
 import asyncio
 from collections import Counter
@@ -41,7 +41,7 @@ class RolloutUsage:
 
     @property
     def seconds(self) -> float:
-        """Seconds that it has run, up to its end or now, without those at the closed gate."""
+        """Seconds that the rollout has run, up to its end or now, without its waits at the closed gate."""
         if self.began is None:
             return 0.0
         end = asyncio.get_running_loop().time() if self.stopped is None else self.stopped
@@ -97,7 +97,7 @@ class EngineGate:
         return seen["started"] + seen["resumed"] - seen["finished"] - seen["dropped"] - seen["failed"]
 
     def counts_if_stopped(self) -> dict[str, int]:
-        """Return the counts that `counts` would return if every request in progress were lost now."""
+        """Return the counts for the case that the process stops now, which loses every request in progress."""
         return dict(self._seen + Counter(dropped=self._in_flight()))
 
     @property

@@ -31,7 +31,7 @@ class GroupRewards(Generic[TaskT]):
         return has_group_reward(member_of(self._env, task))
 
     async def added(self, task: TaskT, rollouts: Sequence[Rollout], *, seed: int) -> list[Rollout]:
-        """Return a task's scored rollouts with their group rewards; if those fail, all of them are failed rollouts.
+        """Return a task's scored rollouts with their group rewards, or as failed rollouts if computing those fails.
 
         The usage of models is added to the rollouts' metrics, an equal share to each.
         """
@@ -69,7 +69,7 @@ def _counted(rollouts: Sequence[Rollout], metrics: Mapping[str, float]) -> list[
 
 
 def _read(values: Any, count: int, where: str) -> list[float]:
-    """Validate one finite number for each rollout; EnvError shows any other result."""
+    """Return the values as floats; raise EnvError unless they are one finite number for each rollout."""
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or len(values) != count:
         raise EnvError(f"{where}: must return a number for each of its {count} rollouts, got {values!r:.200}")
     if any(isinstance(value, str | bytes) for value in values):

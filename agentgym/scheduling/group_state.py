@@ -13,7 +13,7 @@ from agentgym.types.rollout import Group, Rollout, StopReason
 from agentgym.types.task import Task
 
 CANCELLED = "its task was cancelled from outside"
-"""The failure of a rollout whose task was cancelled by the env's code or by anyone else who holds it."""
+"""The failure of a rollout whose asyncio task was cancelled by the env's code or other code outside of agentgym."""
 
 
 def attempt_seed(seed: int, rollout_id: str) -> int:
@@ -62,7 +62,7 @@ class GroupState(Generic[TaskT]):
         self._oldest: dict[int, int | None] = {}
         """The policy version of each ended rollout's oldest token; None if it has no tokens."""
         self._scored: tuple[int, list[Rollout]] = (0, [])
-        """Number of ended rollouts when the scored ones were last computed, and these."""
+        """Number of ended rollouts when the scored ones were last listed, and that list."""
         self._finished: tuple[int, Group] | None = None
         """Number of ended rollouts when the group was last created, and that group."""
         self._jobs: list[asyncio.Task[None]] = []

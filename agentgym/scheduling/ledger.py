@@ -13,8 +13,8 @@ from agentgym.scheduling.sampler_state import InPlay
 class Ledger(Generic[TaskT]):
     """Counts groups when they are started, dropped and returned, and computes each batch's `BatchStats`.
 
-    `rollouts` is the number of rollouts started per group. `lost` is what a stopped run had in progress; the first
-    batch counts it as dropped.
+    `rollouts` is the number of rollouts started per group. `lost` is the work that a stopped run had in progress, which
+    the first batch counts as dropped.
     """
 
     def __init__(self, rollouts: int, lost: InPlay) -> None:
@@ -37,7 +37,7 @@ class Ledger(Generic[TaskT]):
         self.replaced += 1
 
     def in_play(self, groups: Iterable[GroupState[TaskT]], requests: Mapping[str, int]) -> InPlay:
-        """Return what would be lost if the process stopped now; `requests` are the gate's counts for that case."""
+        """Return the work that would be lost if the process stopped now, for which `requests` are the gate's counts."""
         usages = _usages([*groups, *self._dropped])
         return InPlay(
             started=self._started,

@@ -20,7 +20,7 @@ DEADLINE_FACTOR = 1.5
 
 @config(frozen=True, kw_only=True)
 class OversampleConfig:
-    """Starts more rollouts than needed and stops when there are enough; by default, waits for exactly those requested.
+    """Settings for starting more rollouts than needed; by default, exactly those requested are started and awaited.
 
     A group is complete when it has all of its scored rollouts; only complete groups are used, so that no baseline is
     biased.
@@ -108,7 +108,7 @@ class Deadline:
 
 
 class BatchPolicy:
-    """Decides how many groups are in progress, and when which of them are returned, according to a run's settings.
+    """Decides how many groups are in progress, and which ones are returned when, according to a run's settings.
 
     No returned group is older than `bound` policy versions; old groups are waited for in time.
     """
@@ -149,7 +149,7 @@ class BatchPolicy:
             self._deadline = None
 
     def play_ahead(self) -> None:
-        """Keep only the groups of the next batches in progress from now on."""
+        """From now on, keep only as many groups in progress as the next batches need."""
         self.target = self._ahead
 
     def replaces(self, group: GroupState[Any], replaced: int) -> bool:

@@ -30,7 +30,7 @@ class AllInPlay(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class InPlay:
-    """What a process has in progress between two batches, which is lost if the run stops there."""
+    """The work that a process has in progress between two batches, which is lost if the run stops then."""
 
     started: Count = 0
     """Number of groups started since the last batch."""
@@ -72,9 +72,9 @@ class SamplerState:
     by_id: bool
     """Whether a task is assigned to a process by its id instead of its position in the batch."""
     drawn: Count
-    """The number from which on no task of this process has been drawn."""
+    """The lowest number that a task of this process that has not been drawn yet can have."""
     last_id: str | None
-    """The id of the task before that number; None if none has been drawn."""
+    """The id of the task before `drawn`; None if no task has been drawn."""
     unplayed: tuple[Count, ...]
     """The numbers of this process's drawn tasks that still have to be run, in ascending order."""
     batches: Count
@@ -82,7 +82,7 @@ class SamplerState:
     resting: dict[str, Annotated[int, Field(ge=1)]]
     """Number of times that each resting task of this process is still to be skipped, by its id."""
     in_play: InPlay
-    """What this process has in progress."""
+    """The work that this process has in progress."""
 
     def __post_init__(self) -> None:
         if self.rank >= self.world:
@@ -91,11 +91,11 @@ class SamplerState:
             raise ValueError(f"unplayed: must be ascending numbers below drawn ({self.drawn}), got {self.unplayed}")
 
     def played(self, number: int) -> bool:
-        """Return whether the task with this number, one of this process, has been run."""
+        """Return whether this process's task with this number has been run."""
         return number < self.drawn and number not in self.unplayed
 
     def refuse_another(self, number: int, task_id: str) -> None:
-        """Raise ValueError if this number was the last one drawn and belonged to another task then."""
+        """Raise ValueError if this number was the last one drawn, but belonged to a different task then."""
         if self.drawn == number + 1 and self.last_id != task_id:
             raise ValueError(
                 f"tasks: number {number} is {task_id!r}, but was {self.last_id!r} in the resumed run; "
@@ -112,23 +112,23 @@ def read_states(states: Sequence[Mapping[str, Any]]) -> list[SamplerState]:
     """Validate the states of all processes of one run, in the order of their ranks.
 
     Raises:
-        ValueError: If the version is another one, a field is invalid, or a process is missing; the message names the
-            field.
+        ValueError: If the version is a different one, a field is invalid, or a process is missing; the message names
+            the field.
     """
     _refuse_no_states(states)
     read = [_read(state) for state in states]
     if [state.rank for state in read] != list(range(len(states))) or any(s.world != len(states) for s in read):
         found = [f"{state.rank} of {state.world}" for state in read]
-        raise ValueError(f"sampler: give the states of all processes in the order of their ranks, got those of {found}")
+        raise ValueError(f"sampler: pass the states of all processes in the order of their ranks, got those of {found}")
     for name in ("prompts", "by_id"):
         values = {getattr(state, name) for state in read}
         if len(values) > 1:
-            raise ValueError(f"sampler.{name}: the states are from different runs, they have {sorted(values)}")
+            raise ValueError(f"sampler.{name}: the states are from different runs: they have {sorted(values)}")
     return read
 
 
 def _refuse_no_states(states: Any) -> None:
-    wanted = "sampler: give a list with the state_dict() of each process, in the order of their ranks"
+    wanted = "sampler: pass a list with the state_dict() of each process, in the order of their ranks"
     if isinstance(states, str | bytes) or not isinstance(states, Sequence):
         kind = "one dict; write [state]" if isinstance(states, Mapping) else type(states).__name__
         raise ValueError(f"{wanted}; got {kind}")
@@ -150,7 +150,7 @@ def _read(state: Mapping[str, Any]) -> SamplerState:
         text = json.dumps(dict(state))
     except (TypeError, ValueError, RecursionError) as wrong:
         raise ValueError(
-            f"sampler: the state is not one that state_dict() returned, it cannot be written as JSON: {wrong}"
+            f"sampler: the state was not returned by state_dict(), because it cannot be written as JSON: {wrong}"
         ) from None
     try:
         return _adapter().validate_json(text)

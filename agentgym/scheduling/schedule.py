@@ -8,14 +8,14 @@ from agentgym.types.completion import Sampling
 
 @config(frozen=True, kw_only=True)
 class Schedule:
-    """What every process of a run runs, batch after batch."""
+    """The settings of a run's batches, which are the same in every process."""
 
     group_size: Positive
     """Number of scored rollouts in a group."""
     prompts_per_step: Positive = 8
     """Number of groups in a batch, over all processes."""
     oversample: OversampleConfig = OversampleConfig()
-    """How many rollouts are started in addition, and what happens to them."""
+    """The number of extra rollouts, and what happens to them."""
     max_staleness: Count = 0
     """Maximum policy-version lag of a group's oldest token; above 0, later batches run while one is trained on."""
     rest_epochs: Count = 0

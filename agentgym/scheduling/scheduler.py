@@ -46,15 +46,15 @@ class Scheduler(Generic[TaskT]):
     progress. Inside the block, Python's garbage collector only scans young objects, and the others between two
     batches; after it, the process's own settings are restored.
 
-    To continue in another process, store `state_dict()` between two batches, load it into a new `TaskSampler` over
-    the same tasks, and pass that as `tasks`. What was in progress is run again, and counted as dropped in the first
-    batch's stats.
+    To continue in another process, store `state_dict()` between two batches, load it into a new `TaskSampler` over the
+    same tasks, and pass that as `tasks`. Groups that were in progress are run again, and counted as dropped in the
+    first batch's stats.
 
     Args:
         env: The env's class or registered name.
         tasks: The tasks, or a TaskSampler.
         engine: The engine of the policy.
-        schedule: What to run.
+        schedule: The number and size of groups, the seed and the oversampling.
         sandboxes: An open sandbox pool. None opens one if the env declares a sandbox.
         on_rollout: A callback for each rollout that ends; if the env has group rewards, the rollout includes them.
         models: Engines that the env uses by name (`Env.model`), in addition to the policy.
@@ -167,7 +167,7 @@ class Scheduler(Generic[TaskT]):
     async def _filled(self) -> bool:
         """Start some groups; return whether more are to be started.
 
-        A dropped group that is still ending may hold the last task.
+        A dropped group that hasn't ended yet may be the one with the last free task.
         """
         try:
             return self._fill(_AT_ONCE)
@@ -242,7 +242,7 @@ class Scheduler(Generic[TaskT]):
                 try:
                     self._on_rollout(rollout)
                 except asyncio.CancelledError as error:  # it would silently end the task that runs the rollout
-                    raise AgentGymError("on_rollout: it raised CancelledError; raise another error to stop") from error
+                    raise AgentGymError("on_rollout raised CancelledError; raise another error to stop") from error
 
     async def _judge(self, group: GroupState[TaskT]) -> None:
         """Add the group rewards of a complete group, then close it."""

@@ -209,7 +209,7 @@ class TaskSampler(Generic[TaskT]):
         self.batches = 0
         """Number of batches returned so far, including those before a stop."""
         self.lost = InPlay()
-        """What the stopped run had in progress; this process counts it as dropped in its first batch."""
+        """The work that the stopped run had in progress; this process counts it as dropped in its first batch."""
 
     @classmethod
     def for_training(cls, env: str | type[Env[TaskT]], sharding: Sharding, *, seed: int, rest_epochs: int = 0) -> Self:
@@ -232,7 +232,7 @@ class TaskSampler(Generic[TaskT]):
     def next(self, taken: Collection[str] = ()) -> SampledTask[TaskT] | None:
         """Return the next task whose id is not in `taken`, or None if the tasks have run out; it is then in progress.
 
-        A task that is skipped, in any number of rounds, comes next when it is free.
+        A task that is passed over because its id is taken, even in several rounds, comes next once it is free.
 
         Args:
             taken: The ids of tasks that can't be used now.
@@ -318,7 +318,8 @@ class TaskSampler(Generic[TaskT]):
         """Return the state of this sampler as JSON values.
 
         Args:
-            in_play: What the process would lose if it stopped now; None uses what the stopped run had lost.
+            in_play: The work that the process would lose if it stopped now; None uses the work that the stopped run had
+                lost.
         """
         sharding = self._sharding
         return SamplerState(
@@ -341,8 +342,8 @@ class TaskSampler(Generic[TaskT]):
 
         Args:
             states: The states of all the run's processes, by rank.
-            alone: Whether only this process was lost and the others continue; it then counts what it had in progress
-                itself.
+            alone: Whether only this process was lost and the others continue; it then counts the groups that it had in
+                progress itself.
 
         Raises:
             ValueError: If the states are invalid or belong to another run, or if this sampler has already been used;

@@ -1,4 +1,4 @@
-"""Helpers for an env's tests: no GPU, no model, no container. The fixtures are in `agentgym.pytest_plugin`.
+"""Helpers for testing envs without a GPU, model or container. The fixtures are in `agentgym.pytest_plugin`.
 
 ::
 
@@ -99,8 +99,8 @@ def check_env(
 ) -> Coroutine[Any, Any, None]:
     """Check that an env meets its contract: `await check_env(MyEnv, TASK, oracle=[...])`.
 
-    One AssertionError has a line for each finding: `kind: what is wrong: what to change`. If an env shows images, it
-    runs as on an endpoint with vision, and the log says that it can't be trained.
+    Anything that it finds is listed in one AssertionError, a line each: `kind: what is wrong: what to change`. An env
+    that shows images is run as on an endpoint with vision, and the log says that it can't be trained.
 
     The check asserts that:
 
@@ -120,24 +120,25 @@ def check_env(
         env: The env class.
         task: The task to play, or a dict of its fields.
         oracle: Replies that solve the task, or a function of the text so far; each reply is used once.
-        noop: A script, whose last reply is repeated as long as the env continues, or a function of the text.
-        sandboxes: An open pool to run in. Without it, an env that declares a sandbox runs in a real sandbox; if there
-            is none, in a FakeSandbox, with a warning that says why.
+        noop: Replies of a model that does nothing useful, or a function of the text so far. The last reply is repeated
+            for as long as the env continues.
+        sandboxes: An open pool to run in. Without one, an env that declares a sandbox runs in a real one. If none can
+            be started, it runs in a FakeSandbox, with a warning that says why.
         threshold: The reward that the oracle reaches and the no-op doesn't.
         idle_is_right: Whether doing nothing is the right answer to this task, so that the no-op may reach the
             threshold.
-        repeatable: False if a judge or the world itself never gives the same answer twice; two runs are then not
-            compared.
-        secrets: Texts that the model must not read before it wrote them itself. A `check` or `solution` of the task
-            needn't be listed: it must not be in any prompt or tool result, and an `answer` must not be in any exception
-            of a tool.
-        shared: Names of class attributes that all rollouts are meant to change.
+        repeatable: Whether to compare two runs with the same seed. Set it to False if a judge or the world itself never
+            gives the same answer twice.
+        secrets: Texts that the model must not read unless it has written them itself. Some fields of the task needn't
+            be listed: a `check` or `solution` must never be in a prompt or tool result, and an `answer` must never be
+            in a tool's exception.
+        shared: Names of class attributes that all rollouts may change.
         reward_range: The lowest and the highest reward that a rollout may have.
         block_limit_s: The seconds for which a method may block the event loop.
         models: The models that the env uses by name, such as `{"judge": Scripted(answer)}` with a function of the text.
 
     Raises:
-        AssertionError: With every finding.
+        AssertionError: If there are findings; the message lists all of them.
         TypeError: If `oracle` or `noop` are not replies, or `noop` is empty.
     """
     from agentgym.testing.env_checks.check import (  # Only checks need the imports of rollouts.
@@ -172,20 +173,21 @@ def check_env(
 
 
 async def check_sandbox(spec: SandboxSpec, *, timeout_s: float = 120.0) -> None:
-    """Check that a sandbox meets its contract, in real sandboxes: `await check_sandbox(MySandbox())`.
+    """Check that a kind of sandbox meets the contract of sandboxes: `await check_sandbox(MySandbox())`.
 
     The checks run in real sandboxes of the spec. They call every method of `agentgym.sandboxes.protocol.Sandbox` and
-    compare the results with its contract: results, exit codes, statuses and limits of time and output, host functions,
-    hidden tests, background programs, shells, files, archives, snapshots, branches, ports, resets. A pool never leases
-    more than its size, its leases are clean, and everything raises ClosedError after its end. Attacks are not among the
-    checks: each sandbox makes its own promises about security.
+    compare its behavior with the contract. They cover results, exit codes, statuses, limits of time and output, host
+    functions, hidden tests, background programs, shells, files, archives, snapshots, branches, ports and resets. They
+    also check that a pool never leases more sandboxes than its size, that each lease is clean, and that everything
+    raises ClosedError after its end. The checks contain no attacks, because each kind of sandbox makes its own promises
+    about security.
 
     Args:
         spec: The sandbox to check.
         timeout_s: Maximum seconds of each check; a check that takes longer fails.
 
     Raises:
-        AssertionError: With a line, which names the method, for each failed check.
+        AssertionError: If checks fail; the message has a line for each, which names the method.
         SandboxError: If no sandbox can be started at all.
     """
     from agentgym.testing.sandbox_checks.check import check_sandbox as check

@@ -14,11 +14,11 @@ from pydantic.errors import PydanticUserError
 from agentgym.errors.tracebacks import describe
 
 KEPT = 8
-"""Maximum number of cached signatures per code object; a function redefined for each task may vary its types."""
+"""Maximum number of cached signatures per code object; a function redefined for each task may have varying types."""
 
 
 class UnknownType(ValueError):
-    """A tool parameter's type names something that is not defined, or not yet."""
+    """Raised if a tool parameter's type refers to a name that is not defined, or not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Parameter:
     default: Any
 
     def is_as(self, other: "Parameter") -> bool:
-        """Return whether a model made for one fits the other; equal types written in another order don't count."""
+        """Return whether a model made for this parameter fits the other, whose types must be in the same order."""
         return (
             self.name == other.name
             and self.kind is other.kind
@@ -52,7 +52,7 @@ class Arguments:
     """The JSON schema that the model sees, without parts that only cost tokens."""
 
     def are_of(self, name: str, parameters: Sequence[Parameter]) -> bool:
-        """Return whether they were made for a tool with this name and these parameters."""
+        """Return whether these arguments were made for a tool with this name and these parameters."""
         return (
             self.name == name
             and len(self.parameters) == len(parameters)
@@ -127,7 +127,7 @@ def _hint(function: Callable[..., Any], where: str, parameter: inspect.Parameter
 
 
 def _model_of(name: str, where: str, parameters: Sequence[Parameter]) -> type[BaseModel]:
-    """Return the model; if pydantic can't read a type, raise ValueError with the first such parameter's name."""
+    """Create the model, or raise ValueError with the first parameter's name whose type pydantic can't read."""
     try:
         return _created(name, where, parameters)
     except (UnknownType, OSError, MemoryError):  # OSError and MemoryError are failures of the machine.
@@ -174,7 +174,7 @@ _PLAIN = (str, int, float, bool, NoneType, list, dict)
 
 
 def _is_plain(hint: Any) -> bool:
-    """Return whether the type needs no check; nearly all types don't, and a check takes a millisecond."""
+    """Return whether the type is so common that it needs no check, which would take a millisecond."""
     return hint in _PLAIN or (get_origin(hint) in _PLAIN and all(_is_plain(inner) for inner in get_args(hint)))
 
 
@@ -183,7 +183,7 @@ def _is_value(default: Any) -> bool:
 
 
 def _are_one(first: Any, second: Any) -> bool:
-    """Return whether two types, or two objects within types, are the same; each reading creates a new `Field(...)`."""
+    """Return whether two types, or objects within them, are equal; each reading creates a new `Field(...)`."""
     if first is second:
         return True
     if type(first) is not type(second):
@@ -204,7 +204,7 @@ def _shown(hint: Any) -> str:
 _BY_NAME = ("properties", "$defs")
 """Schema keywords whose keys are the user's own names, which may be "title"."""
 _VALUES = ("default", "const", "enum", "examples")
-"""Schema keywords that hold the user's own values."""
+"""Schema keywords that contain the user's own values."""
 
 
 def _without_titles(schema: Any) -> Any:

@@ -15,7 +15,7 @@ from agentgym.errors.extras import needs_extra
 from agentgym.tools.tool import WrongArguments
 
 STEPS_AT_MOST = 50_000
-"""Maximum number of subschemas applied to one call's arguments; a recursive `anyOf` can take any number."""
+"""Maximum number of subschemas applied to one call's arguments; a recursive `anyOf` could need any number."""
 WORK_AT_MOST = 1_000_000_000
 """Maximum product of a text's length and a pattern's size; a search then takes about a second."""
 SHOWN_ERRORS = 5
@@ -23,20 +23,20 @@ SHOWN_ERRORS = 5
 SHOWN_CHARACTERS = 300
 """Maximum number of characters of one such error, because it quotes the argument, which may be long."""
 _steps: ContextVar[Iterator[int]] = ContextVar("agentgym_schema_steps")
-"""The steps that the running check has left."""
+"""The steps that remain for the running check."""
 
 
 @lru_cache(maxsize=1024)
 def validator_of(schema: str, where: str) -> Any:
-    """Return the validator of a schema, which is given as JSON text; it fetches no reference over the network.
+    """Return a validator for a schema in JSON text; it never fetches references over the network.
 
     Args:
         schema: The JSON schema, as text.
         where: How error messages name the tool.
 
     Raises:
-        ValueError: If the schema is invalid, or can't be applied to any arguments, or not in bounded time; the message
-            names the part.
+        ValueError: If the schema is invalid, if it can't be applied to any arguments, or if that can't be done in
+            bounded time; the message names the faulty part.
         MissingPackage: If the package `jsonschema` isn't installed.
     """
     with needs_extra():
@@ -169,7 +169,7 @@ def is_linear(pattern: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _size(pattern: str) -> int:
-    """Return an upper bound of a compiled pattern's size: its length times the larger number of each `{2,9}` in it."""
+    """Return an upper bound on a compiled pattern's size: its length times the larger number of each `{2,9}` in it."""
     repeats = re.findall(r"\{(\d+)(?:,(\d*))?\}", pattern)
     return len(pattern) * prod(max(int(most or 0), int(least), 1) for least, most in repeats)
 
@@ -216,7 +216,7 @@ def _step(validator: Any, **changes: Any) -> Any:
 
     if next(_steps.get(), None) is None:
         raise WrongArguments(
-            f"arguments: the check needs more than {STEPS_AT_MOST:,} steps; send less data, less nested"
+            f"arguments: the check needs more than {STEPS_AT_MOST:,} steps; send less data, with less nesting"
         )
     return evolve(validator, **changes)
 

@@ -13,8 +13,8 @@ async def started(work: Sequence[Coroutine[Any, Any, T]], *, most: int) -> Async
     """Run the coroutines concurrently; on exit, cancel those that still run and wait for their end.
 
     The block awaits them in its own order, so the first result or error that it sees doesn't depend on which one is
-    faster. A coroutine that the block never awaited leaves nothing behind, whatever it raised. A single coroutine runs
-    where it is awaited.
+    faster. Errors of coroutines that the block never awaits are discarded. A single coroutine runs in the task that
+    awaits it.
 
     Args:
         work: The coroutines.

@@ -34,9 +34,9 @@ class ToolResult:
     error: bool = False
     """Whether anything went wrong, in the call or in the tool."""
     malformed: bool = False
-    """Whether the call reached no tool: it is not JSON, names an unknown tool, or has a wrong argument."""
+    """Whether the call never reached a tool, because it isn't JSON, names an unknown tool, or has a wrong argument."""
     failed: bool = False
-    """Whether the tool's own code raised (not ToolError), timed out, or returned neither text nor an image nor JSON."""
+    """Whether the tool raised (not ToolError), timed out, or returned something other than text, images or JSON."""
     stop: str | None = None
     """The reason if the tool ended the rollout; None if the rollout continues."""
     seconds: float = 0.0
@@ -65,7 +65,7 @@ async def dispatch(
         The result, with the seconds that the call took.
 
     Raises:
-        AgentGymError: If the tool raised one, of any kind but ToolError. An EnvError if an attribute hides the tool.
+        AgentGymError: If the tool raised one other than ToolError. It is an EnvError if an attribute hides the tool.
     """
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -179,13 +179,13 @@ def _called(
 
 
 def _shown(owner: object, made: AnyTool) -> str:
-    """Name the tool, its env and its task, for the log of its streamed text."""
+    """Return the names of the tool, its env and its task, for the log of streamed text."""
     task = getattr(getattr(owner, "task", None), "id", None)
     return _named(owner, made) + (f", task {task}" if task else "")
 
 
 def _failed(owner: object, made: AnyTool, function: Callable[..., Any], error: BaseException) -> ToolResult:
-    """Return the failure as the model reads it; the log gets it once for each line that raises."""
+    """Return the result that tells the model about the failure, and log the failure once for each line that raises."""
     log_once(_named(owner, made), error, function)
     text = f"error: tool {made.name!r} failed: {describe(error)}"
     return ToolResult(content=text, error=True, failed=True)

@@ -16,16 +16,16 @@ NEARLY = 0.82
 
 
 def marked(owner: type, mark: str, decorator: str) -> Iterator[tuple[str, Any]]:
-    """Yield the name and mark of each method with the attribute `mark` in a class and its bases, in definition order.
+    """Yield the name of each method that has the attribute `mark`, and its value, in definition order.
 
     Args:
-        owner: The class.
+        owner: The class; its bases are included.
         mark: Name of the attribute that the decorator sets.
         decorator: The decorator as error messages name it, such as "@ag.tool".
 
     Raises:
-        ValueError: If something marked isn't a method, or a marked method was overridden without its decorator (`name =
-            None` removes it instead).
+        ValueError: If an attribute with a mark isn't a method, or if such a method was overridden without its
+            decorator. (Overriding it with None removes it.)
     """
     for name in dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base)):
         static = inspect.getattr_static(owner, name)
@@ -40,12 +40,12 @@ def marked(owner: type, mark: str, decorator: str) -> Iterator[tuple[str, Any]]:
             yield name, getattr(static, mark)
         elif static is not None and any(hasattr(vars(base).get(name), mark) for base in owner.__mro__):
             raise ValueError(
-                f"{where}: overridden without {decorator}; add the decorator, or write `{name} = None` to remove it"
+                f"{where} is overridden without {decorator}; add the decorator, or write `{name} = None` to remove it"
             )
 
 
 def check_target(target: object, decorator: str, use: str) -> None:
-    """Raise TypeError if a decorator is applied to anything but a function; `use` shows the right way to write it."""
+    """Raise TypeError if a decorator is applied to anything but a function; `use` says what to write instead."""
     if not inspect.isfunction(target):
         shown = repr(target) if isinstance(target, str | int | float) else f"a {type(target).__name__}"
         raise TypeError(f"{decorator}: expected a method, got {shown}; {use}")
@@ -59,9 +59,9 @@ def check_tool(function: Callable[..., Any], where: str) -> None:
 def check_offered(function: Callable[..., Any], where: str, parameters: Iterable[inspect.Parameter]) -> None:
     """Raise ValueError if the model couldn't call a function with these parameters."""
     if not inspect.getdoc(function):
-        raise ValueError(f"{where}: needs a docstring, which the model reads")
+        raise ValueError(f"{where} needs a docstring, which the model reads")
     if inspect.isgeneratorfunction(inspect.unwrap(function)):
-        raise ValueError(f"{where}: is a plain generator; write `async def` to yield text, or return one value")
+        raise ValueError(f"{where} is a plain generator; write `async def` to yield text, or return one value")
     for parameter in parameters:
         named = f"{where}: parameter {parameter.name!r}"
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -77,7 +77,7 @@ def check_reward(function: Callable[..., Any], where: str) -> None:
     _check_kind(function, where)
     for parameter in _parameters(function, where):
         if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
-            raise ValueError(f"{where}: is called with only `self`, but parameter {parameter.name!r} has no default")
+            raise ValueError(f"{where} is called with only `self`, but parameter {parameter.name!r} has no default")
 
 
 def check_free(name: str, taken: frozenset[str], where: str, decorator: str) -> None:
@@ -94,7 +94,7 @@ def check_awaited(owner: type, name: str) -> None:
     function = _function_in(inspect.getattr_static(owner, name))
     _check_kind(function, where)
     if inspect.isfunction(function) and not _is_async(function):
-        raise ValueError(f"{where}: is a plain `def`, but agentgym awaits it; write `async def {name}(...)`")
+        raise ValueError(f"{where} is a plain `def`, but agentgym awaits it; write `async def {name}(...)`")
 
 
 def check_on_class(owner: type, name: str) -> None:
@@ -102,13 +102,13 @@ def check_on_class(owner: type, name: str) -> None:
     where, use = f"{owner.__name__}.{name}", f"write `@classmethod` above `def {name}(cls, ...)`"
     static = inspect.getattr_static(owner, name)
     if inspect.isfunction(static):
-        raise ValueError(f"{where}: is called on the class, without an instance; {use}")
+        raise ValueError(f"{where} is called on the class, without an instance; {use}")
     if not callable(found := getattr(owner, name)):
         raise ValueError(f"{where}: must be a method of the class, got {found!r:.80}; {use}")
     function = _function_in(static)
     _check_kind(function, where)
     if _is_async(function):
-        raise ValueError(f"{where}: is an `async def`, but agentgym does not await it; write a plain `def`")
+        raise ValueError(f"{where} is an `async def`, but agentgym does not await it; write a plain `def`")
 
 
 def check_opened(owner: type, name: str) -> None:
@@ -117,16 +117,16 @@ def check_opened(owner: type, name: str) -> None:
     use = f"write `@classmethod`, below it `@asynccontextmanager`, and `async def {name}(cls)` with one `yield`"
     static = inspect.getattr_static(owner, name)
     if not isinstance(static, classmethod):
-        raise ValueError(f"{where}: is called on the class, without an instance; {use}")
+        raise ValueError(f"{where} is called on the class, without an instance; {use}")
     function = static.__func__
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise ValueError(f"{where}: is opened with `async with`, but is a bare `async def`; {use}")
+        raise ValueError(f"{where} is opened with `async with`, but is a bare `async def`; {use}")
 
 
 def check_read(owner: type, name: str) -> None:
     """Raise ValueError if an attribute that agentgym reads is a method."""
     if inspect.isfunction(inspect.getattr_static(owner, name)):
-        raise ValueError(f"{owner.__name__}.{name}: is read, not called; write `@property` above `def {name}(self)`")
+        raise ValueError(f"{owner.__name__}.{name} is read, not called; write `@property` above `def {name}(self)`")
 
 
 def check_made(value: object, kind: type | UnionType | tuple[()], where: str, example: str) -> None:
@@ -145,7 +145,7 @@ def check_settings(owner: type, settings: Mapping[str, Callable[[Any], bool]]) -
     for name, value in vars(owner).items():
         close = get_close_matches(name, settings, n=1, cutoff=NEARLY)
         if close and close[0] not in vars(owner) and settings[close[0]](value):
-            raise ValueError(f"{owner.__name__}.{name}: is not an env setting; did you mean {close[0]!r}?")
+            raise ValueError(f"{owner.__name__}.{name} is not an env setting; did you mean {close[0]!r}?")
 
 
 def check_whole(name: str, value: object, *, may_be_none: bool = False) -> None:
@@ -174,7 +174,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 def _check_kind(function: Callable[..., Any], where: str) -> None:
     inner = inspect.unwrap(function)
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        raise ValueError(f"{where}: is a generator; return one value instead of yielding several")
+        raise ValueError(f"{where} is a generator; return one value instead of yielding several")
 
 
 def _parameters(function: Callable[..., Any], where: str) -> list[inspect.Parameter]:
@@ -183,5 +183,5 @@ def _parameters(function: Callable[..., Any], where: str) -> list[inspect.Parame
     first = parameters[0] if parameters else None
     if first is None or (first.name != "self" and first.kind is not inspect.Parameter.VAR_POSITIONAL):
         got = f", got {first.name!r}" if first is not None else ""
-        raise ValueError(f"{where}: needs `self` as its first parameter{got}")
+        raise ValueError(f"{where} needs `self` as its first parameter{got}")
     return parameters[1:]

@@ -15,10 +15,10 @@ from agentgym.tools.tool import TIMEOUT_S, Tool, WrongArguments, bound_arguments
 
 @dataclass(frozen=True, slots=True)
 class DynamicTool:
-    """A tool of one env instance, which `extra_tools` returns; its arguments are validated before it is called.
+    """A tool of a single env instance, returned by `extra_tools`; its arguments are validated before each call.
 
     Raises:
-        ValueError: If the model couldn't use a field; the message names it.
+        ValueError: If a field is invalid; the message names it.
         MissingPackage: If `check` isn't given and the package `jsonschema` isn't installed.
     """
 
@@ -38,9 +38,9 @@ class DynamicTool:
     parallel: bool = False
     """Whether its calls may run at the same time as those of other parallel tools."""
     root: bool = True
-    """Whether the rollout's first conversation has it, and not only sub-agents that are given it."""
+    """Whether the rollout's first conversation has the tool; if False, only sub-agents that are given it do."""
     check: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = field(default=None, repr=False, compare=False)
-    """Returns the arguments for `call`, or raises ValueError with a text for the model; None uses the schema."""
+    """Function that returns the arguments for `call`, or raises ValueError for the model; None uses `parameters`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -57,7 +57,7 @@ class DynamicTool:
         try:
             text = json.dumps(self.parameters)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: parameters: are not valid JSON: {error}") from error
+            raise ValueError(f"{where}: parameters: expected valid JSON: {error}") from error
         if self.check is None:
             object.__setattr__(self, "check", partial(checked, validator_of(text, where)))
 
@@ -87,7 +87,7 @@ class DynamicTool:
             raise WrongArguments(str(error)) from error
 
     def function_of(self, owner: object) -> Callable[..., Any]:
-        """Return the function to call: `call`, but a method of an env of this type is looked up on the owner.
+        """Return the function to call: `call`, or the owner's own method if `call` is a method of an env of its type.
 
         Args:
             owner: The env whose tool is called; it may be a copy of the env that `call` is bound to.

@@ -1,4 +1,4 @@
-"""Foreign schemas without the patterns that take more than linear time, such as those with look-around."""
+"""Removal of patterns that can take more than linear time, such as look-arounds, from foreign schemas."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 from agentgym.tools.argument_schemas import is_linear
 
 _BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
-"""Keywords that hold schemas by name; `patternProperties` is another one, whose names are patterns."""
+"""Keywords that contain schemas by name; `patternProperties` is another one, whose names are patterns."""
 _VALUES = ("const", "enum", "default", "examples")
-"""Keywords that hold values, not schemas."""
+"""Keywords that contain values, not schemas."""
 _EITHER_WAY = frozenset({"not", "oneOf", "if", "contains"})
 """Keywords under which a more permissive subschema can make the whole schema stricter."""
 
 
 class Relaxed(NamedTuple):
-    """A schema that accepts everything that the original does, and values that only its hard patterns reject."""
+    """A schema that accepts everything the original accepts, and values that only the removed patterns reject."""
 
     schema: dict[str, Any]
     fields: tuple[str, ...]
-    """Where the patterns were, as field names joined by dots; "arguments" stands for the top level."""
+    """Paths of the removed patterns, as field names joined by dots; "arguments" is the top level."""
     allows_all: bool
     """Whether the schema was dropped entirely, because it also uses `not`, `oneOf`, `if` or `contains`."""
 

@@ -1,4 +1,4 @@
-"""Detection of images that an env is known to show before it runs: in prompts, and in the results of tools."""
+"""Detection, before an env runs, of images that it is known to show: in prompts and in tool results."""
 
 import types
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from agentgym.types.task import Task
 
 
 def image_in(env: Any, tasks: Iterable[Task]) -> str | None:
-    """Return where an env shows an image to its root conversation, as an error says it, or None if unknown.
+    """Return a phrase that says where an env shows its root conversation an image, or None if it isn't known to.
 
     Only the prompts of these tasks and declared tools whose annotation says that they always return images are
     considered.
     """
-    if env.root_engine is not None:  # The policy doesn't read it.
+    if env.root_engine is not None:  # The policy doesn't read the root conversation.
         return None
     if (name := _image_tool(env)) is not None:
         return f"tool {name!r} of {env.__name__} returns an image"

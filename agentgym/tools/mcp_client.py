@@ -44,12 +44,12 @@ class MCP:
         prefix: Text put in front of each tool's name.
         timeout_s: Maximum seconds of one call.
         open_timeout_s: Maximum seconds to start the server and list its tools.
-        parallel: True promises that the server's calls may run at the same time.
-        images: Whether images in results are shown to the model, which must support them; if False, the model reads
-            that there is an image that is not shown.
+        parallel: Whether calls to the server may run at the same time.
+        images: Whether to show the model images in results, which it must support. If False, the model reads a note
+            that an image is not shown.
 
     Raises:
-        ValueError: If settings don't go together; the message names them.
+        ValueError: If settings conflict; the message names them.
         MissingPackage: If the package `mcp` isn't installed.
     """
 
@@ -287,7 +287,7 @@ class _Session:
         return _Opened(client, tools)
 
     def _tell(self, error: Exception) -> None:
-        """Report why the session failed to open, or log the error that it met when it was closed."""
+        """Report why the session failed to open, or log the error that occurred while it was closed."""
         found: BaseException = error
         while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
             found = found.exceptions[0]

@@ -14,17 +14,17 @@ from agentgym.types.transcript import one_line
 log = logging.getLogger("agentgym.tools")
 
 SLICE_S = 0.005
-"""Seconds of pieces after which the event loop gets a turn."""
+"""Seconds for which a stream may yield pieces before the event loop gets a turn."""
 
 
 async def joined(stream: AsyncGenerator[Any, Any], said: list[str], where: str) -> str | Stop:
     """Return everything a tool yields as one text, or as the text of the `ag.Stop` that it yields last.
 
     Each piece is appended to `said` and logged by `agentgym.tools` at the level INFO as soon as it arrives. A tool that
-    awaits nothing between its pieces blocks nobody: the event loop gets its turns, and the time limit applies.
+    awaits nothing between its pieces doesn't block the event loop, and its time limit still applies.
 
     Raises:
-        TypeError: If it yields anything else.
+        TypeError: If the tool yields anything else.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -56,7 +56,7 @@ async def _closing(stream: AsyncGenerator[Any, Any], where: str) -> AsyncIterato
         try:
             await stream.aclose()
         except Exception as error:
-            log.warning("%s: could not be closed after it was cut off: %s: %s", where, type(error).__name__, error)
+            log.warning("%s could not be closed after it was cut off: %s: %s", where, type(error).__name__, error)
         raise
     except BaseException:
         await stream.aclose()

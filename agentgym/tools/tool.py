@@ -1,4 +1,4 @@
-"""Tools from typed methods: one signature gives the schema, the validation and the call."""
+"""Tools from typed methods, whose signatures define the schema and the validation of arguments."""
 
 import inspect
 import math
@@ -25,7 +25,7 @@ class Stop:
     """The return value of a tool that ends the rollout."""
 
     reason: str
-    """The rollout's `stop_reason`: any word, not empty."""
+    """The rollout's `stop_reason`: any non-empty text."""
     content: str | Image | Sequence[str | Image] = ""
     """Content of the tool's last message: text, an image, or a list like a tool's return value."""
 
@@ -67,8 +67,8 @@ def tool(
         timeout_s: Maximum seconds of one call; a call that takes longer is ended, and the model reads that it timed
             out.
         name: The name that the model uses; by default the method's name.
-        parallel: True declares that calls of the tool may run at the same time as each other and as those of other
-            parallel tools. Adjacent calls in one turn then do.
+        parallel: Whether calls of the tool may run at the same time as one another and as calls of other parallel
+            tools. If so, adjacent calls in one turn run concurrently.
         root: Whether the rollout's first conversation has the tool. If False, only sub-agents that are given it have
             it.
 
@@ -95,7 +95,7 @@ def check_settings(timeout_s: float, parallel: bool, name: str = "timeout_s") ->
 
 
 class WrongArguments(ValueError):
-    """A call's arguments don't fit the tool's schema; the text names each wrong one, for the model."""
+    """Raised if a call's arguments don't fit the tool's schema; the message tells the model each wrong argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Tool:
     parallel: bool
     """Whether its calls may run at the same time as those of other parallel tools."""
     root: bool
-    """Whether the rollout's first conversation has it, and not only sub-agents."""
+    """Whether the rollout's first conversation has the tool; if False, only sub-agents can have it."""
     arguments: type[BaseModel]
     """The pydantic model that validates the arguments."""
     schema: dict[str, Any]
@@ -152,7 +152,7 @@ def class_tools(owner: type) -> dict[str, Tool]:
 
 
 def declared(owner: type) -> Iterator[tuple[str, str, _Mark]]:
-    """Yield each tool's method name, the name that the model uses, and its mark.
+    """Yield each tool's method name, the name that the model uses, and its decorator's settings.
 
     Annotations are not resolved, so a class can be checked before everything that they name is defined.
 

@@ -1,4 +1,4 @@
-"""Threads for blocking tools and rewards: they never block the event loop, and are interrupted if nobody waits.
+"""Threads for plain tools and rewards, which never block the event loop and are interrupted if nobody waits.
 
 A thread can't be killed, but an exception can be raised in it. Python code meets the exception at its next step; code
 inside a C call (a sleep, a large matrix product) meets it when that call returns. If a thread keeps running, the log
@@ -33,10 +33,10 @@ class Interrupted(BaseException):
 
 
 class Interruptible(Protocol):
-    """An object that can end a C call in which one of its threads hangs."""
+    """An object that can interrupt a C call in which one of its threads hangs."""
 
     def interrupt(self) -> None:
-        """End such a call, and return immediately."""
+        """Interrupt such a call, and return immediately."""
         ...
 
 
@@ -52,7 +52,7 @@ class Threads:
 
     @property
     def owner(self) -> Interruptible | None:
-        """The object that they work for; its `interrupt` is called when one of them is interrupted."""
+        """The object that the threads work for; its `interrupt` is called when one of them is interrupted."""
         return None if self._owner is None else self._owner()
 
     def __len__(self) -> int:
@@ -172,7 +172,7 @@ class _Worker:
 
         Work that hasn't started is never started.
         """
-        with self._lock:  # Held until it is raised, so that the thread can't move on to something else meanwhile.
+        with self._lock:  # Locked until it is raised, so that the thread can't move on to something else.
             self._unwanted = True
             if not self._working or self.thread.ident is None:
                 return

@@ -61,7 +61,7 @@ def _converted(name: str, value: ArrayLike, dtype: Any) -> NDArray[Any]:
 
 
 def require_ids(name: str, ids: Ints) -> None:
-    """Raise ValueError that names the first invalid id unless all are token ids, integers from 0 to 2^31 - 1."""
+    """Raise ValueError that names the first invalid id, unless all ids are integers from 0 to 2^31 - 1."""
     # One pass, at half the cost of minimum and maximum: a sign bit or high bit of any id is also set in the union.
     if np.bitwise_or.reduce(ids) >> ID_BITS:
         where = int(np.flatnonzero(ids >> ID_BITS)[0])

@@ -33,17 +33,17 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RolloutBranch:
-    """The outcome of one branch: a continuation of the rollout from one of its states, in addition to its own."""
+    """The outcome of one branch: an additional continuation of the rollout from one of its states."""
 
     turn: int
     """Number of the rollout's turns before the state, which is also the number of the branch's first own turn."""
     reward: float | None
-    """The reward of the whole path, including what the rollout had in the state; None if the branch failed."""
+    """The reward of the whole path, including the rollout's rewards before the state; None if the branch failed."""
     stop_reason: str
     rewards: Mapping[str, float] = field(default_factory=dict)
     """The rewards by name, without their weights."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
-    """The rewards of the roles that have a separate one."""
+    """The rewards, by role, of the roles that have a separate reward."""
     failure: Failure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The env's metrics at the branch's end, and what the branch itself used: `turns`, `tokens` and `seconds`."""
@@ -93,8 +93,9 @@ class Turn(NamedTuple):
     versions: tuple[Version, ...]
     message: Message
     env_messages: tuple[Message, ...] = ()
-    """The env's answer, even after the last turn, then the instruction for a summary. A message carried over starts the
-    next segment.
+    """The env's answer, even after the last turn, then the instruction to write a summary, if any.
+
+    An answer that was carried over is in the next segment instead.
     """
     seconds: float = 0.0
     """Seconds from the request to the engine until its response."""
@@ -157,7 +158,10 @@ class Segment:
         require(
             (self.parent is None) == (self.kind == "root"), "parent: must be None for the root, and only for the root"
         )
-        require(self.kind != "branch" or self.branch is not None, "branch: None in a segment that starts a branch")
+        require(
+            self.kind != "branch" or self.branch is not None,
+            "branch: must not be None in a segment that starts a branch",
+        )
         union, end = bytearray(n), 0
         for turn in self.turns:
             if not end <= turn.start < turn.stop <= n:
@@ -189,8 +193,8 @@ class Segment:
 class Rollout:
     """One attempt at a task, with a single outcome reward for all of its segments.
 
-    `reward` is None if the rollout failed and was never scored (`failure` has the reason); `rewards` don't include
-    their weights. `print(rollout)` prints the conversation, `rollout.show()` does so with colors.
+    `reward` is None if the rollout failed and was never scored; `failure` has the reason. `rewards` are without their
+    weights. `print(rollout)` prints the conversation, and `rollout.show()` prints it with colors.
     """
 
     rollout_id: str
@@ -202,11 +206,11 @@ class Rollout:
     failure: Failure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     sandbox: str | None = None
-    """The digest of the image, or the kind, of the sandbox that its tools ran in."""
+    """The image digest, or else the kind, of the sandbox in which the rollout's tools ran; None without a sandbox."""
     failed_cases: Mapping[str, str] = field(default_factory=dict)
     """The hidden test cases (`sandbox.verify`) that did not pass when they last ran, with the reasons."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
-    """The rewards of the roles that have a separate one (`Segment.role`)."""
+    """The rewards, by role, of the roles that have a separate reward (`Segment.role`)."""
     branches: tuple[RolloutBranch, ...] = ()
     """The outcomes of the branches that were run from its states (`Segment.branch`), in the order of the states."""
 
@@ -291,7 +295,7 @@ class Rollout:
 
     @property
     def trained_tokens(self) -> int:
-        """Number of its sampled tokens that may become training samples."""
+        """Number of sampled tokens that may become training samples."""
         return int(sum(int(s.sampled.sum()) for s in self.segments if s.trained))
 
     def reward_of(self, role: str) -> float | None:
@@ -328,9 +332,9 @@ class Group:
     group_id: str
     rollouts: tuple[Rollout, ...]
     task: Task | None = None
-    """The task that they attempt; None if the group was created without it."""
+    """The task that the rollouts attempt; None if the group was created without it."""
     place: tuple[str, int] | None = None
-    """The name of a schedule's task order and the position in it, which is trained once; None outside a schedule."""
+    """The name of a schedule's task order, and the position in it, which is trained once; None outside a schedule."""
 
     def __post_init__(self) -> None:
         strangers = [r.rollout_id for r in self.rollouts if r.group_id != self.group_id]

@@ -15,7 +15,7 @@ def as_id(value: Any) -> Any:
 
 
 def as_messages(value: Any) -> Any:
-    """Return a text as one user message, one message as a prompt, and any other sequence as a tuple of messages.
+    """Return text as one user message, one message as a prompt, and any other sequence as a tuple of messages.
 
     A list that contains an `ag.Image` is the content of one user message.
 

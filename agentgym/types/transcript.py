@@ -30,8 +30,7 @@ class SegmentTranscript:
     opened: int = 0
     """Number of messages that the segment starts with; some of them may also be in its parent."""
     notes: tuple[str, ...] = ()
-    """The segment's speaker, such as "role white" or "by judge", "not trained" if it isn't, and its branch's outcome.
-    """
+    """The segment's speaker ("role white", "by judge"), "not trained" if it isn't, and the outcome of its branch."""
 
     @property
     def title(self) -> str:
@@ -105,7 +104,7 @@ def _as_json(value: object) -> str:
 
 
 def role_of(message: Message) -> str:
-    """Return the role, followed by the name of a tool: `tool bash`."""
+    """Return the message's role, followed by the tool's name if it has one, as in `tool bash`."""
     role, name = _as_text(message.get("role")) or "(no role)", _as_text(message.get("name"))
     return f"{role} {name}" if name else role
 

@@ -1,10 +1,10 @@
-"""CPU nanoseconds per sample of advantages that count each rollout once, compared with other kits, and their errors.
+"""CPU time and errors of advantages that count each rollout once, compared with other kits.
 
 `python -m benchmarks.advantages [--json] [--workloads FILE.py] [--seed N] [--peers VENV]`
 
-The least CPU time of equally many rounds counts; all functions take turns. The shapes are fan-out (rollouts with
-several samples), shuffled fan-out, and one sample per rollout. A kit whose error is above 1e-3 is wrong: no goal
-compares with it.
+Times are CPU nanoseconds per sample, the least of equally many rounds in which all functions take turns. The shapes are
+fan-out (rollouts with several samples), shuffled fan-out, and one sample per rollout. A kit whose error is above 1e-3
+is wrong: no goal compares with it.
 """
 
 from functools import partial
@@ -58,9 +58,9 @@ def measure(work: dict[str, tuple[dict[str, Any], Any]], peers: Worker | None, s
 
 
 def goals(figures: dict[str, float]) -> dict[str, Goal]:
-    """Return the goals; the worst shape counts.
+    """Return the goals; for each, the worst shape counts.
 
-    Without fan-out every kit is right, so there the fastest kit with the same kind of ids counts.
+    Without fan-out every kit is right, so we are compared with the fastest kit for the same kind of ids.
     """
     found: dict[str, Goal] = {}
     for title, ids in (("int ids", ""), ("string ids", "_string_ids")):

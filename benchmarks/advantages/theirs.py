@@ -18,7 +18,7 @@ from benchmarks.peers.serve import Ways, serve, work
 
 
 def way(function: Callable[..., Any], rows: dict[str, Any], expected: Any, index: Any) -> tuple[Any, Any]:
-    """Return a call of the kit's function, and a function that computes the largest error of its result.
+    """Return a function that calls the kit's function, and one that computes the largest error of its result.
 
     The kit's function gets one token per sample.
     """

@@ -11,10 +11,9 @@ run by the other kits (`peers`):
 - `alive`: the engine yields to the event loop before each response, and all 384 rollouts are alive at once;
 - `unseen`: as the first, but the tool answers with a text that was never seen before, a traceback of about 250 ids.
 
-The floors are loops that do only what no driver can leave out. `text` requests a reply, reads the call's JSON and
-makes the call; `token` also encodes each tool answer with the tokenizer's own backend and extends the ids. All of
-them take turns. `alive` measures more rollouts at once and their memory; `benchmarks.http` sends requests to a
-server.
+The floors are loops that do only the work that no driver can leave out. `text` requests a reply, reads the call's JSON
+and makes the call. `token` also encodes each tool answer with the tokenizer's own backend and extends the ids. All of
+them take turns. `alive` measures more rollouts at once and their memory; `benchmarks.http` sends requests to a server.
 
 The other kits are in a separate environment, which `make bench-peers` creates; without it their goals are not
 measured.
@@ -44,7 +43,7 @@ SCALES = (100, 1_000, 10_000)
 
 
 async def measured(module: ModuleType, seed: int, peers: Path | None, *, quick: bool) -> dict[str, float]:
-    """Return the figures of all ways to run these dialogs."""
+    """Return the measurements of all ways to run these dialogs."""
     dialogs = {f"t{n}": replies(module, seed + n) for n in range(DIALOGS)}
     calls = GROUP * sum(call_in(text) is not None for texts in dialogs.values() for text in texts)
     tokenizer = word_tokenizer([*(text for texts in dialogs.values() for text in texts), *tracebacks(300, seed + 1)])
@@ -98,7 +97,7 @@ async def _round(
 
 
 async def _scaled(engine: Instant, tasks: Sequence[ag.Task], *, quick: bool) -> dict[str, float]:
-    """Return the figures that depend on the number of rollouts, and the memory that rollouts hold."""
+    """Return the measurements that depend on the number of rollouts, and the memory that rollouts take."""
 
     async def play(paced: Engine, rollouts: int) -> int:
         return await ours(paced, [task(f"t{n % DIALOGS}-{n}") for n in range(-(-rollouts // GROUP))])

@@ -1,7 +1,7 @@
-"""How `benchmarks.driver` scales: with a hundred, a thousand and ten thousand rollouts alive at once.
+"""Scaling of the driver in `benchmarks.driver`: a hundred, a thousand and ten thousand rollouts alive at once.
 
-Once all rollouts have sent a request, the engine responds to 64 of them in each pass of the event loop, and so sees
-how long the loop was blocked. Rollouts that wait for a response are alive, with their env and their segment.
+Once all rollouts have sent a request, the engine responds to 64 of them in each pass of the event loop. So it can
+measure how long the loop was blocked. Rollouts that wait for a response are alive, with their env and their segment.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from agentgym.rollouts.segment import OpenSegment
 from agentgym.types.completion import Completion, Sampling
 
 ANSWERS = 64
-"""Requests that the engine responds to in one pass of the event loop."""
+"""Number of requests to which the engine responds in one pass of the event loop."""
 
 
 class Paced:
@@ -82,7 +82,7 @@ async def alive(
 
 
 async def kept_bytes(play: Callable[[], Awaitable[Sequence[ag.Rollout]]]) -> dict[str, float]:
-    """Return the bytes and the number of ids that a finished rollout keeps; a first batch warms the caches."""
+    """Return the bytes and the number of ids of a finished rollout in memory; a first batch warms the caches."""
     await play()
     gc.collect()
     tracemalloc.start()

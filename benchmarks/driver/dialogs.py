@@ -1,4 +1,4 @@
-"""The dialogs of `benchmarks.driver` and what their tool answers, for our process and for that of the other kits.
+"""The dialogs of `benchmarks.driver` and their tool's answers, for our process and for that of the other kits.
 
 It imports neither agentgym nor another kit, so that any interpreter can run it.
 """
@@ -12,7 +12,7 @@ _SYLLABLES = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "
 
 
 def added(a: int, b: int) -> str:
-    """Return what the tool says: a text too long for its ids to be cached."""
+    """Return the tool's answer, a text too long for its ids to be cached."""
     return f"The sum of {a} and {b} is {a + b}."
 
 

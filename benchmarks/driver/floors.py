@@ -1,4 +1,4 @@
-"""The floors of `benchmarks.driver`: loops that do only what no driver can leave out."""
+"""The floors of `benchmarks.driver`: loops that do only the work that no driver can leave out."""
 
 import asyncio
 from collections.abc import Sequence

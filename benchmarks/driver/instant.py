@@ -1,4 +1,4 @@
-"""An engine whose responses are ready, and the replies of a workload's dialogs that it responds with, as ids."""
+"""An engine whose responses are ready, and those responses: the replies of a workload's dialogs as ids."""
 
 import asyncio
 import json

@@ -26,5 +26,5 @@ class Measured:
             self.turns_per_s = max(self.turns_per_s, turns / wall)
 
     def note(self, name: str, us: float) -> None:
-        """Record one measured time; the least of each name is kept."""
+        """Record one measured time; only the least time of each name is stored."""
         self.us[name] = min(self.us.get(name, us), us)

@@ -119,7 +119,7 @@ class _Client:
 
 
 class Trl:
-    """TRL's trainer without a model: what it does to prompts, completions and tool calls."""
+    """TRL's trainer without a model: its processing of prompts, completions and tool calls."""
 
     def __init__(self, work: dict[str, Any], tokenizer: Any) -> None:
         from trl import GRPOTrainer

@@ -29,7 +29,7 @@ from tests.support.model_families import build, samples
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "tree")
 LIMIT = 1e-3
-"""Largest difference of a log-probability (nats), and of the gradient relative to its norm, that counts as right."""
+"""Largest difference of a log-probability in nats, and of the gradient relative to its norm, that counts as right."""
 TEMPERATURE = 0.8
 KINDS = ("right", "refused", "wrong", "error")
 
@@ -58,7 +58,7 @@ def rows(table: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]:
 
 
 def transformers_version() -> str:
-    """Return the version of transformers that is compared with."""
+    """Return the version of transformers with which the layouts are compared."""
     import transformers
 
     version: str = transformers.__version__
@@ -173,7 +173,7 @@ def _cell(folder: Path, layout: Layout, ranks: Ranks | None, expected: Expected)
             disturb(alone)
             expected.append(plain(folder, alone))
         got = trained(policy, layout)
-    except Exception as error:  # a refusal must come at opening; later it is an error
+    except Exception as error:  # a setting must be refused at opening; a later refusal is an error
         return Cell(kind="error", said=f"{type(error).__name__}: {error}")
     ((logprobs, gradient),) = expected
     gap = float((got[0] - logprobs).abs().max())

@@ -24,8 +24,8 @@ On each of them, these take turns:
 - `ours`: `run_groups` with an attached SGLang engine: the same plus the requests, with the standard library's JSON;
   `ours_orjson` is the same with orjson, which our engine uses if it is installed.
 
-aiohttp and orjson are not dependencies of agentgym (`pip install aiohttp orjson`); if one is missing, its figures are
-not measured.
+aiohttp and orjson are not dependencies of agentgym (`pip install aiohttp orjson`); if one is missing, the ways that
+need it are not measured.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ from benchmarks.http.works import Ready, Work, all_works, served
 Ways: TypeAlias = dict[str, Callable[[], Awaitable[int]]]
 ROUNDS = 5
 ENCODING = frozenset({"aiohttp", "aiohttp_text", "aiohttp_orjson", "in_process", "ours", "ours_orjson"})
-"""The ways that call the tool, and so need its unseen texts."""
+"""The ways that call the tool, and therefore need its unseen texts."""
 
 
 def found(name: str) -> Any:
@@ -137,7 +137,7 @@ async def loops(url: str, bodies: Sequence[Sequence[bytes]], work: Work, backend
 async def rounds(
     name: str, work: Work, url: str, ready: Ready, remote: Engine, seed: int, *, quick: bool
 ) -> dict[str, float]:
-    """Return the us per turn of every way to run a work, the least of the rounds in which they take turns."""
+    """Return the microseconds per turn of every way to run a work, the least of the rounds in which they take turns."""
     measured = Measured()
     bodies = work.bodies(ready.tokenizer)
     async with clients(url, bodies, work) as posts, loops(url, bodies, work, ready.tokenizer.backend) as theirs:
@@ -154,7 +154,7 @@ async def rounds(
 
 
 async def measured(module: ModuleType, seed: int, *, quick: bool) -> dict[str, float]:
-    """Return the figures of all works."""
+    """Return the measurements of all works."""
     works, ready = await all_works(module, seed)
     dialogs = [dialog for name in ("short64", "long32") for dialog in works[name].dialogs.values()]
     figures: dict[str, float] = {}

@@ -1,12 +1,12 @@
 """A server in a separate process that responds to POST /generate as SGLang does, at once: its responses are ready.
 
-`python -m benchmarks.http.answering` reads its responses from stdin, prints its port, and ends when stdin does. So a
+`python -m benchmarks.http.answering` reads its responses from stdin, prints its port, and exits when stdin ends. So a
 client's CPU time contains none of the server's. The server never sleeps, so that no client's time contains waking a
 process on the same machine either.
 
 A prompt's dialog is the one whose opening ids it starts with. Its turn is the number of end-of-message ids after the
-opening, divided by two: each earlier turn has one in the model's message and one in the answer to it, whatever that
-says.
+opening, divided by two: each earlier turn has one in the model's message and one in the answer to it, whatever the
+answer says.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Reply(NamedTuple):
 
 
 class Dialog(NamedTuple):
-    """The ids that a dialog opens with, and the replies of its turns."""
+    """The opening ids of a dialog, and the replies of its turns."""
 
     opening: Sequence[int]
     replies: Sequence[Reply]
@@ -131,7 +131,7 @@ async def _serve(answers: _Answers) -> None:
         loop.call_soon(spin)
 
     spin()
-    await asyncio.to_thread(sys.stdin.read)  # until the process that started the server ends
+    await asyncio.to_thread(sys.stdin.read)  # serve until the process that started the server ends
     server.close()
 
 

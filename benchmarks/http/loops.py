@@ -1,10 +1,10 @@
 """The peers and the floors of `benchmarks.http`: loops that run tool dialogs over HTTP without a kit.
 
-`TokenLoop` is what a competent loop on a client library does in a turn: it posts all ids of the dialog as JSON,
-decodes the response, stores ids, log-probabilities and which ids were sampled, decodes the new ids with the
-tokenizer's own backend, reads the call's JSON, makes the call, and encodes its answer with the backend. It checks
-nothing, and has no time limits, no retries and no messages. `Bare` is the floor of any client: it writes ready-made
-bytes and finds the response by its length.
+`TokenLoop` does the work of a competent loop on a client library: in each turn, it posts all ids of the dialog as JSON,
+decodes the response, stores ids, log-probabilities and which ids were sampled, decodes the new ids with the tokenizer's
+own backend, reads the call's JSON, makes the call, and encodes its answer with the backend. It checks nothing, and has
+no time limits, no retries and no messages. `Bare` is the floor of any client: it writes ready-made bytes and finds the
+response by its length.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What `benchmarks.http` runs: dialogs, the responses of their server, and the ready-made requests of the floors."""
+"""The works of `benchmarks.http`: dialogs, the responses of their server, and ready-made requests for the floors."""
 
 import json
 import random
@@ -25,7 +25,7 @@ _WORDS = ["The", "sum", "of", "and", "is", "alpha", "bravo", "delta", "golf", "h
 
 
 class RoomyAdder(Adder):
-    """The driver's env with room for documents."""
+    """The driver benchmark's env with a context that is large enough for documents."""
 
     limits = ag.Limits(context_tokens=Instant.context_tokens)
 
@@ -69,7 +69,7 @@ def _bodies(dialog: Dialog, tokenizer: HuggingFaceTokenizer) -> list[bytes]:
 
 
 class Ready(Instant):
-    """An engine that has the responses ready; it yields before each, and stores the ids that each dialog opens with."""
+    """An engine that has the responses ready, yields before each one, and stores the opening ids of each dialog."""
 
     yields = True
 
@@ -123,9 +123,9 @@ def _with_document(name: str, seed: int) -> ag.Task:
 
 
 def served(tokenizer: HuggingFaceTokenizer, folder: Path) -> dict[str, Any]:
-    """Return what the server says about itself.
+    """Return the server's info about itself.
 
-    Also write to `folder` the config that an engine with a tokenizer still reads from a model.
+    This also writes the config to `folder` that an engine with a tokenizer still reads from a model.
     """
     ends = tokenizer.tokenizer.eos_token_id
     config = {"model_type": "qwen2", "vocab_size": len(tokenizer.tokenizer), "eos_token_id": ends}

@@ -2,11 +2,11 @@
 
 `python -m benchmarks.layout [--json] [--quick] [--workloads FILE.py] [--seed N] [--peers VENV]`
 
-For each way three processes take turns: ours from Python lists, ours from the rollouts that a driver hands over, and
-the other kit from Python lists (trl from tensors). Seconds are the least of equally many rounds. `same` is 1 if all
-three trained the same: the trained ids, their positions and log-probabilities are equal in every sample, and in
-blocks also the ids and masks of whole rows. Then a small model runs a forward and backward pass over samples. With
-`--quick` the shape is small, and this pass is left out.
+For each way of making batches, three processes take turns: ours from Python lists, ours from the rollouts that a driver
+returns, and the other kit's from Python lists (trl's from tensors). Seconds are the least of equally many rounds.
+`same` is 1 if all three trained the same: the trained ids, their positions and log-probabilities are equal in every
+sample, and in blocks also the ids and masks of whole rows. Then a small model runs a forward and backward pass over
+samples. With `--quick` the shape is small, and this pass is left out.
 """
 
 import argparse

@@ -21,7 +21,7 @@ from benchmarks.layout.rows import make_samples
 WORKLOAD = {"n_traj": 16, "turns": 8, "max_len": 1024, "prompt_median": 128}
 """Two groups of 8 rollouts of 8 turns, with an eighth of the large workload's lengths."""
 VOCAB = 512
-"""With it the output layer is a tenth of the model's work, as in a model of 4B parameters."""
+"""Vocabulary size with which the output layer is a tenth of the model's work, as in a model of 4B parameters."""
 HIDDEN = 128
 MICRO_TOKENS = 16_384
 

@@ -27,7 +27,7 @@ WAYS: dict[str, tuple[bool, Layout]] = {
 
 
 def one_batch(rows: Sequence[Sample], layout: Layout, pad_id: int) -> list[Batch]:
-    """Collate all samples into one batch, or under `tree` each group, as micro-batches that hold one group do."""
+    """Collate all samples into one batch, or with `tree` each group into one, as micro-batches of one group do."""
     if layout != "tree":
         batch = collate(rows, pad_id=pad_id, layout=layout)
         if isinstance(batch.inputs, PaddedInputs):

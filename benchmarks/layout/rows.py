@@ -1,4 +1,4 @@
-"""The step samples of a workload as samples from Python lists, and as the rollouts that a driver hands over."""
+"""The step samples of a workload as samples from Python lists, and as the rollouts that a driver returns."""
 
 from collections.abc import Iterator
 from itertools import groupby

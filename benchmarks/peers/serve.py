@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.harness import cost
 
 Ways = Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]
-"""What a worker can do, by name: the measured work, and a function that reports on its result in JSON's types."""
+"""A worker's ways by name: each is the measured work, and a function that reports on its result in JSON's types."""
 
 
 def work() -> Any:
@@ -21,8 +21,8 @@ def work() -> Any:
 def serve(ways: Ways) -> None:
     """Print the names of the ways, then run the one that each line of stdin names, until stdin ends.
 
-    A line `NAME` is answered with the CPU seconds of one call and how far it raised the resident memory, a line
-    `tell NAME` with the report on the result of another call.
+    The answer to a line `NAME` is the CPU seconds of one call and how far it raised the resident memory. The answer to
+    a line `tell NAME` is the report on the result of another call.
     """
     answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps(sorted(ways)), file=answers, flush=True)

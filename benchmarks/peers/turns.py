@@ -51,7 +51,7 @@ class Worker:
 
 @contextmanager
 def worker(python: Path | str, module: str, work: Mapping[str, Any]) -> Iterator[Worker]:
-    """Start a module as a `Worker`, and end it with the block.
+    """Start a module as a `Worker`, and stop it when the block ends.
 
     The module gets its work from `benchmarks.peers.serve.work`.
     """
@@ -104,8 +104,7 @@ def in_turns(starts: Mapping[str, tuple[Path | str, str, Mapping[str, Any]]], ro
         rounds: How many times each worker runs.
 
     Returns:
-        `cpu_s`, `peak_mib` and `told` by name. The peak is that of the first round, before the worker reuses memory.
-        A
+        `cpu_s`, `peak_mib` and `told` by name. The peak is that of the first round, before the worker reuses memory. A
         worker without a way, because its kit is missing, is left out.
     """
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""How evenly a plan distributes 4,096 samples over 8 ranks, and how long planning takes.
+"""Evenness of plans that distribute 4,096 samples over 8 ranks, and the CPU time of planning.
 
 `python -m benchmarks.planning [--json] [--workloads FILE.py] [--seed N] [--peers VENV]`
 
@@ -25,7 +25,7 @@ REFERENCE: dict[str, float | str] = {
 
 
 def goals(f: dict[str, float], least: int) -> dict[str, Goal]:
-    """Return the goals; one that needs another kit is not measured if that is not installed."""
+    """Return the goals; those that need another kit are not measured if it isn't installed."""
 
     def times(kit: str, ours: str) -> float | None:
         return over(f, f"{kit}_us_a_sample", f"{ours}_us_a_sample")
@@ -55,7 +55,7 @@ def goals(f: dict[str, float], least: int) -> dict[str, Goal]:
 
 
 def measure(of: Lengths, peers: Worker | None, module: Any, seed: int) -> dict[str, float]:
-    """Return the figures of every planner, ours and the other kits'."""
+    """Return the results of every planner, ours and the other kits'."""
     mixed, lengths = of.mixed(seed), of.whole
     by_length, by_prefix = plans_of_lengths(lengths), plans_of_prefixes(mixed, seed)
     seconds = least_cpu_s(by_length | {f"tree_{key}": make for key, make in by_prefix.items()}, peers, ROUNDS)
@@ -74,7 +74,7 @@ def measure(of: Lengths, peers: Worker | None, module: Any, seed: int) -> dict[s
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the other kits should plan."""
+    """Return the samples that the other kits should plan."""
     return {
         "workloads": workloads_path(args),
         "seed": args.seed,

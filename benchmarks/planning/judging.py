@@ -1,4 +1,4 @@
-"""The quality of a plan: how even it is between ranks, what it computes, and which samples it lost."""
+"""The quality of a plan: its balance between ranks, the tokens that it computes, and the samples that it loses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def uneven(cost: Any) -> float:
 def judge(
     name: str, plans: Plan, lengths: Ints, seconds: float, module: Any, *, padded: bool = False
 ) -> dict[str, float]:
-    """Return the figures of a plan without shared prefixes."""
+    """Return the quality of a plan without shared prefixes."""
     # A padded block is computed with a mask, which skips no pair of tokens.
     flops = np.array([module.flops(n, n * n if padded else n * (n + 1) / 2) for n in lengths.tolist()])
     squares = grid(plans, lambda m: float((lengths[m] ** 2).sum()))
@@ -51,7 +51,7 @@ def padded_tokens(plans: Plan, lengths: Ints) -> float:
 
 
 def judge_tree(key: Balance, plans: Plan, of: Lengths, seconds: float) -> dict[str, float]:
-    """Return the figures of a plan by prefix; its load is computed from the lengths and groups."""
+    """Return the quality of a plan by prefix, whose load is computed from the lengths and groups."""
 
     def unique(rows: list[int]) -> float:
         _, first = np.unique(of.group[rows], return_index=True)
@@ -73,6 +73,6 @@ def judge_tree(key: Balance, plans: Plan, of: Lengths, seconds: float) -> dict[s
 
 
 def lost_or_twice(plans: Plan, count: int) -> int:
-    """Return how many of `count` samples are not in the plan exactly once."""
+    """Return the number of samples, out of `count`, that are not in the plan exactly once."""
     placed = np.bincount([row for plan in plans for m in plan for row in m], minlength=count)
     return int((placed != 1).sum())

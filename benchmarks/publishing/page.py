@@ -33,7 +33,7 @@ def pages() -> dict[Path, str]:
 
 
 def _values(plan: Plan) -> dict[str, Any]:
-    """Return the values that a template can use: figures, references, goals and conditions of the stored run."""
+    """Return the values that a template can use: results, references, goals and conditions of the stored run."""
     path = plan.kept()
     result = read(path) if path.exists() else None
     known: dict[str, Any] = {"f": {}, "r": {}, "goal": lambda name: goal_of(result, name), "made": "", "verdict": ""}

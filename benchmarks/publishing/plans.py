@@ -15,7 +15,7 @@ class Plan:
 
     name: str
     full: tuple[str, ...] | None = ()
-    """Arguments of the published run. None: it runs only if it is named, as on a GPU."""
+    """Arguments of the published run; None if the benchmark runs only if it is named, such as one for a GPU."""
     quick: tuple[str, ...] | None = None
     """Arguments of the run that continuous integration compares, or None if there is none."""
 

@@ -118,8 +118,8 @@ def comparable(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> Iterator[
 def falls(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> list[Fall]:
     """Return the comparable goals that are worse by more than a quarter.
 
-    A goal doesn't say whether more is better: it is if its value is above the goal and meets it, or below the goal
-    and misses it.
+    A goal doesn't say whether more is better. More is better if the value is above the goal and meets it, or below the
+    goal and misses it.
     """
     worse = []
     for name in comparable(kept, found):
@@ -135,7 +135,7 @@ def falls(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> list[Fall]:
 
 
 def more_is_better(goal: Goal) -> bool:
-    """Return whether a larger value meets the goal; a value equal to the goal says nothing, and counts as True."""
+    """Return whether a larger value meets the goal; a value equal to the goal doesn't tell, and counts as True."""
     value = goal["value"]
     assert value is not None
     return value == goal["goal"] or (value > goal["goal"]) == goal["met"]

@@ -18,7 +18,7 @@ THEIRS = ("skyrl", "trl", "verl")
 CODE = ("agentgym", "envs", "recipes", "sandbox", "benchmarks/*.py")
 """The code that benchmarks measure; results and texts of the pages are not part of it."""
 STOP_S = 10
-"""Seconds in which a stopped benchmark can end by itself before it is killed."""
+"""Seconds that a stopped benchmark has to exit by itself before it is killed."""
 ASKED = """
 import importlib.metadata, sys
 for name in sys.argv[1:]:

@@ -14,10 +14,11 @@ at once and with the same image:
   has no session to start.
 - `inspect`, if its environment is named: inspect_ai's docker sandbox. A call is a new Python by its `exec`.
 
-They have no reset: their episode is a new container, eight calls and the container's end. So there are two
-comparisons. Equal work: a new Python by our `exec` and by theirs (`programs`), a cell and a line of SWE-ReX's session
-(`sessions`), a new container, eight new Pythons and its end on both sides (`new containers`). And a user's gain: our
-cells (`calls`) and our episodes with a reset (`episodes`) over the fastest way that they have.
+These ways have no reset: their episode is a new container, eight calls and the container's end. So there are two
+comparisons. The first is of equal work: a new Python by our `exec` and by theirs (`programs`), a cell and a line of
+SWE-ReX's session (`sessions`), and on both sides a new container, eight new Pythons and the container's end (`new
+containers`). The second is a user's gain: our cells (`calls`) and our episodes with a reset (`episodes`) divided by the
+fastest of the other ways.
 
 Calls go into warm containers, one at a time and into eight at once. Processor time is that of the calling process, of
 the commands it starts, of the engine's daemons, and of the container with its shim.
@@ -52,7 +53,7 @@ PROGRAMS = {"swerex": "benchmarks.sandbox.theirs_swerex", "inspect": "benchmarks
 
 
 async def measure(kind: str, spec: SandboxSpec, peers: Mapping[str, Peer], amount: Amount) -> Figures:
-    """Return all figures of one kind of sandbox, prefixed with its name, and for Docker also those of other ways."""
+    """Return the results of one kind of sandbox, prefixed with its name, and for Docker also those of other ways."""
     made = await calls(spec, kind, amount)
     for part in (episodes, leases, forks, many):
         made |= await part(spec, amount)
@@ -66,7 +67,7 @@ async def measure(kind: str, spec: SandboxSpec, peers: Mapping[str, Peer], amoun
 
 
 def named(prefix: str, figures: Figures) -> Figures:
-    """Return the figures with a prefix before their names."""
+    """Return the results with a prefix before their names."""
     return {f"{prefix}_{name}": value for name, value in figures.items()}
 
 

@@ -1,4 +1,4 @@
-"""The goals of `benchmarks.sandbox`: upper limits of figures, and ratios to the speed of other ways."""
+"""The goals of `benchmarks.sandbox`: upper limits of results, and ratios to the speed of other ways."""
 
 from benchmarks.harness import Goal, at_least, at_most
 from benchmarks.sandbox.measure import (
@@ -28,7 +28,7 @@ LIMITS: dict[str, dict[str, float]] = {
         "idle_sandbox_pss_mib": 20.0,
     },
 }
-"""Upper limits of figures, by kind of sandbox."""
+"""Upper limits of results, by kind of sandbox."""
 CALLS_PER_S, EPISODES_PER_S = 3500, 200
 NAMES = {"docker_exec": "docker exec", "swerex": "SWE-ReX", "inspect": "inspect_ai"}
 SAME = {"programs": 1.0, "new containers": 1.0}
@@ -49,7 +49,7 @@ COMPARED = {
 
 
 def goals(figures: Figures) -> dict[str, Goal]:
-    """Return all goals; one whose figure was not measured, because something is missing here, has no verdict."""
+    """Return all goals; one whose result was not measured, because something is missing here, has no verdict."""
     made: dict[str, Goal] = {}
     for kind, limits in LIMITS.items():
         for name, limit in limits.items():
@@ -63,7 +63,7 @@ def goals(figures: Figures) -> dict[str, Goal]:
 
 
 def many_goal(figures: Figures, kind: str) -> Goal:
-    """Return the goal for sandboxes at once without a failure; a run with fewer sandboxes has not measured it."""
+    """Return the goal for the number of sandboxes open at once without a failure; smaller runs don't measure it."""
     goal = at_least(figures.get(f"{kind}_sandboxes_at_once"), SANDBOXES_AT_ONCE)
     if not goal["met"] and not figures.get(f"{kind}_sandboxes_at_once_failures"):
         goal["met"] = None

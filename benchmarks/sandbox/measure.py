@@ -25,7 +25,7 @@ class Rate(NamedTuple):
 
 
 Side = Callable[[float], Awaitable[Rate]]
-"""One side of a comparison: it does its work for so many seconds."""
+"""One side of a comparison: a function that does its work for that many seconds."""
 
 
 # ---------------------------------------------------------------------------------------------------- time
@@ -47,7 +47,7 @@ def percentile(rising: list[float], percent: float) -> float:
 
 
 async def rate(actions: Sequence[Action], seconds: float) -> Rate:
-    """Return how often the actions were done per second and in total, each repeated concurrently with the others."""
+    """Return how often the actions were done, per second and in total; the actions repeat concurrently."""
     began = time.perf_counter()
     done = 0
 

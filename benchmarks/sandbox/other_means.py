@@ -41,7 +41,7 @@ async def container_of_ours(sandboxes: SandboxPool) -> None:
 
 
 async def docker_exec(spec: Docker, amount: Amount) -> Figures:
-    """Measure the same cells by the engine in a separate container: latency, processor time, and a new container."""
+    """Measure the same cells by the engine in a separate container: latency, processor time, and its start."""
     image = spec.image or default_image()
     with engine_clients(1) as ([client], run), waiting_containers(client, image, 1) as [name]:
         pids = [*engine_pids(), *container_pids(client.inspect_container(name)["State"]["Pid"])]
@@ -111,7 +111,7 @@ async def side_by_side(spec: Docker, peers: Mapping[str, Peer], amount: Amount) 
 
 
 def per_s(work: str, count: int, rates: Mapping[str, float]) -> Figures:
-    """Return each side's rate under the name of its figure."""
+    """Return each side's rate under the name of its result."""
     return {f"{name}_{work}_per_s_{count}": value for name, value in rates.items()}
 
 

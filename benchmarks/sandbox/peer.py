@@ -41,7 +41,7 @@ class Hello(TypedDict):
     ways: list[str]
     """The ways in which it can make a call; its episodes use the first one."""
     note: str
-    """A note for the reader of its figures; may be empty."""
+    """A note for the reader of its results; may be empty."""
     why_not: str | None
     """Why it can't run here, or None."""
 
@@ -57,7 +57,7 @@ class Kit(Protocol[B]):
         """Check the requirements, and raise if one is missing."""
 
     async def new(self) -> B:
-        """Return a container that takes calls."""
+        """Return a container that is ready for calls."""
 
     async def call(self, sandbox: B, way: str) -> None:
         """Run one cell, and check its result."""
@@ -66,7 +66,7 @@ class Kit(Protocol[B]):
         """Return the id of the container's first process on this machine."""
 
     async def end(self, sandbox: B) -> None:
-        """End the container."""
+        """Remove the container."""
 
     async def close(self) -> None:
         """Remove everything that is left."""
@@ -76,7 +76,7 @@ class Kit(Protocol[B]):
 
 
 class Answering(Generic[B]):
-    """A kit's answers to the requests; warm containers are kept between requests."""
+    """Answers requests with a kit; warm containers stay open between requests."""
 
     def __init__(self, kit: Kit[B]) -> None:
         self.kit = kit

@@ -41,7 +41,7 @@ HEAPS_MB = (0, 100)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """How much is measured."""
+    """Numbers of calls, seconds and sandboxes of a measurement."""
 
     calls: int
     """Calls for latencies."""
@@ -90,7 +90,7 @@ async def episode(sandboxes: SandboxPool) -> None:
 
 
 async def fresh_episode(sandboxes: SandboxPool) -> None:
-    """Do the same in a sandbox that is ended afterwards, so that the next one must be started."""
+    """Run an episode in a sandbox that is terminated afterwards, so that the next one must be started."""
     async with sandboxes.lease() as sandbox:
         for _ in range(CALLS_PER_EPISODE):
             await sandbox.python(CELL)
@@ -114,7 +114,7 @@ def our_containers(client: Any) -> list[str]:
 
 
 def sandbox_pids(kind: str) -> list[int]:
-    """Return every process inside our sandboxes, and those that keep them up.
+    """Return every process inside our sandboxes, and the processes that keep them running.
 
     The latter are bwrap itself, or the containers' shims and the engine.
     """

@@ -1,9 +1,9 @@
 """inspect_ai's side of `benchmarks.sandbox`, run by the Python of an environment with inspect_ai and no agentgym.
 
 `python -m benchmarks.sandbox.theirs_inspect IMAGE`. A call is a new Python by `exec` of its docker sandbox, as its
-tools `python` and `bash` do. The containers are those that it starts for samples, with the settings of its own
-default file for `docker compose`. The figures include no model and no log. It runs as many commands at once as
-requested: its default limits, one command per processor and twice as many for `docker compose`, are raised.
+tools `python` and `bash` do. The containers are those that it starts for samples, with the settings of its own default
+file for `docker compose`. The results include no model and no log. It runs as many commands at once as requested: its
+default limits, one command per processor and twice as many for `docker compose`, are raised.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Inspect:
         await provider.DockerSandboxEnvironment.task_init(TASK, self.config)
 
     async def new(self) -> Environments:
-        """Return a container as for a sample."""
+        """Return a container like one for a sample."""
         found: Environments = await provider.DockerSandboxEnvironment.sample_init(TASK, self.config, {})
         return found
 

@@ -9,9 +9,10 @@ tokens from responses that are ready; for the rest of its time a tool sleeps. Ea
 turns that the embedded engine samples beforehand, 8 at once; a file of workloads has `turn_seconds(seed)` instead.
 Nothing is trained: an actor responds as a training process does.
 
-The driver's CPU time is that of its process, including Ray's threads. `collect` is sending requests to the workers,
-unpacking their results and joining them. `step` is everything else that a run's driver does with a batch: the
-samples, their way to the training processes and the log-probabilities' way back, the store, the step's metrics.
+The driver's CPU time is that of its process, including Ray's threads. `collect` is its time for sending requests to the
+workers, unpacking their results and joining them. `step` is its time for everything else that a run's driver does with
+a batch: making the samples, sending them to the training processes and getting the log-probabilities back, the store,
+and the step's metrics.
 
 The numbers of workers take turns, and with them batches of twice as many rollouts on 2 workers; the best batch of
 each counts. Then `--at-once` rollouts (10,000) run at once on 4 workers, for one batch. Many workers with 64 rollouts
@@ -53,7 +54,7 @@ def best(batches: Sequence[Batch]) -> tuple[float, Costs]:
 
 
 def of_sizes(found: Mapping[Size, Sequence[Batch]]) -> tuple[dict[str, float], dict[str, Goal]]:
-    """Return the figures and the goals of the sizes."""
+    """Return the results and the goals of the sizes."""
     figures = dict[str, float]()
     rates, costs = dict[Size, float](), dict[Size, Costs]()
     for size, batches in found.items():
@@ -87,7 +88,7 @@ def of_sizes(found: Mapping[Size, Sequence[Batch]]) -> tuple[dict[str, float], d
 
 
 def of_all_at_once(batch: Batch) -> tuple[dict[str, float], dict[str, Goal]]:
-    """Return the figures and the goals of the batch whose rollouts all run at once."""
+    """Return the results and the goals of the batch whose rollouts all run at once."""
     driver = batch.costs.driver
     figures = {
         "at_once": float(batch.rollouts),

@@ -44,7 +44,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """CPU milliseconds per rollout: of the driver until it has the batch and after that, of the workers, and of Ray."""
+    """CPU milliseconds per rollout: of the driver before and after it has the batch, of the workers, and of Ray."""
 
     collect: float
     step: float
@@ -67,14 +67,14 @@ class Batch:
 
     rollouts: int
     seconds: float
-    """From the request for the batch until the driver has it."""
+    """Seconds from the request for the batch until the driver has it."""
     costs: Costs
     bytes: float
-    """Bytes per rollout in the object store, on its way from a worker."""
+    """Bytes of a rollout in the object store when a worker returns it."""
     sample_bytes: float
-    """Bytes per rollout of its samples in the object store, on their way to the training processes."""
+    """Bytes of a rollout's samples in the object store when they are sent to the training processes."""
     pause_s: float
-    """The longest time for which the driver's event loop was blocked."""
+    """Longest time for which the driver's event loop was blocked."""
     played_s: Sequence[float]
     """Seconds of each rollout."""
 
@@ -221,7 +221,7 @@ class Driver:
 
 @asynccontextmanager
 async def opened(workers: int, slots: int, prompts: int, waits: Sequence[float], seed: int) -> AsyncIterator[Driver]:
-    """Open a driver over so many workers, each of which runs `slots` rollouts at once."""
+    """Open a driver with this number of workers, each of which runs `slots` rollouts at once."""
     import ray
 
     from agentgym.cluster.on_ray import Cluster

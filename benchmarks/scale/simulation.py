@@ -36,8 +36,8 @@ def simulated(
 ) -> Simulated:
     """Simulate batches of `rounds` rollouts per slot, with durations drawn from `played_s`, and their joining.
 
-    With `ahead`, a worker continues when its share is done, at most one batch before the driver; without, when the
-    driver is done with the batch.
+    With `ahead`, a worker continues when its share is done, at most one batch ahead of the driver. Without `ahead`, it
+    continues when the driver is done with the batch.
     """
     drawn, workers = random.Random(seed), max(1, round(at_once / slots))
     collect_s, step_s = costs.collect * slots * rounds / 1e3, costs.step * slots * rounds * workers / 1e3
@@ -54,7 +54,7 @@ def simulated(
 
 
 def makespan(seconds: Sequence[float], places: int) -> float:
-    """Return the seconds until all are done, if each next one gets the place that becomes free first."""
+    """Return the seconds until all durations have passed, if each next one gets the slot that becomes free first."""
     free = [0.0] * places
     for each in seconds:
         heapq.heapreplace(free, free[0] + each)

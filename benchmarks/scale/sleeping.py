@@ -79,7 +79,7 @@ class Ready(Instant):
 
 
 class Scorer:
-    """A training process that trains nothing: it returns the log-probabilities that the samples came with."""
+    """A training process that trains nothing: it returns the samples' own log-probabilities."""
 
     def step_and_logprobs(self, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[Any, Any]]:
         """Return what a trainer's step returns."""

@@ -1,4 +1,4 @@
-"""Steps of a run's real loop on a small model: our side of `benchmarks.train`, and what both sides share."""
+"""Steps of a run's real loop on a small model: our side of `benchmarks.train`, and code that both sides share."""
 
 import asyncio
 import random
@@ -31,7 +31,7 @@ SHRINK, ROOM = 4, 96
 
 
 class Done(NamedTuple):
-    """What a run did: two runs are compared only if all of it is equal."""
+    """The work of a run: two runs are compared only if all of it is equal."""
 
     trained_weights: int
     dtypes: list[str]
@@ -45,7 +45,7 @@ class Done(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """One run: samples per CPU second of its steps, the peak memory of its process, and what it did."""
+    """One run: samples per CPU second of its steps, the peak memory of its process, and the work that it did."""
 
     samples_per_cpu_s: float
     peak_mib: float
@@ -77,7 +77,7 @@ def make_model(folder: Path, hidden: int, layers: int) -> None:
 
 
 def prompts(workloads: Path | None, seed: int) -> list[str]:
-    """Return one text per group, with a quarter of the workload's prompt length, or as long as there is room for."""
+    """Return one text per group, with a quarter of the workload's prompt length, or as long as fits."""
     lengths, _, _ = load_workloads(workloads).rl_lengths(seed=seed, n=STEPS * BATCH, group=GROUP)
     dice = random.Random(seed)
     return [  # two digits and a space are three ids of the tokenizer
@@ -102,7 +102,7 @@ class Chatter(ag.Env[ag.Task]):
 
 
 async def steps(folder: Path) -> tuple[list[float], Done]:
-    """Return the CPU seconds of each step of the real loop, and what it did."""
+    """Return the CPU seconds of each step of the real loop, and the work that it did."""
     spent, sampled, tokens = [], [], 0
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder, eos_token=None))  # no turn ends early

@@ -17,7 +17,7 @@ HELD_OUT = 1_000_000
 """Tasks from this index on are for evaluation only."""
 HIGHEST = 15
 GUESSES = 4
-"""Just enough: four results distinguish 15 secrets only if every guess halves the remaining range."""
+"""The lowest number that suffices: four results distinguish 15 secrets only if every guess halves the range."""
 
 PENALTY = -0.1
 """Cost of a malformed call."""
@@ -147,7 +147,7 @@ class BisectLong(Bisect):
 
     @ag.reward(weight=COST)
     def spent(self) -> float:
-        """Return how many guesses no turn has paid for."""
+        """Return the number of guesses that no turn has paid for yet."""
         return float(self.guesses - self.paid)
 
 

@@ -56,7 +56,7 @@ def demonstrate(task: ChaseTask, rng: random.Random, sloppiness: Sloppiness | No
 
 
 def _last_found(text: str) -> tuple[str | None, str | None]:
-    """Return the last key and, if it was already seen, the value."""
+    """Return the last key that was found and, if it was already seen, the value."""
     key = value = None
     for see, value_of, start, following, summarised in _FOUND.findall(text):
         key = see or start or following or key

@@ -19,7 +19,7 @@ HELD_OUT = 1_000_000
 
 
 class ChaseTask(ag.Task):
-    """A chain of 2 to 4 keys, the last of which holds the value."""
+    """A chain of 2 to 4 keys, the last of which has the value."""
 
     store: dict[str, str]
     value: int

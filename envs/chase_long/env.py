@@ -20,7 +20,7 @@ def make_task(index: int) -> ChaseTask:
 
 @ag.register("chase_long")
 class ChaseLong(Chase):
-    """Chase with chains of up to 12 keys and a context for about three; the share looked up counts for half."""
+    """Chase with chains of up to 12 keys and a context for about three; half of the reward is the share looked up."""
 
     limits = ag.Limits(turns=18, seconds=120, context_tokens=192)
     context = ag.Compact(at=0.55, instruction="Summarise.")

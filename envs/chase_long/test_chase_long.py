@@ -22,7 +22,7 @@ FOUND = re.compile(r"key:? (\d+)|see (\d+)|alue (?:is )?(\d+)")
 
 
 class RoomyTurns(ChaseLongTurns):
-    """The same with turn rewards."""
+    """Like `Roomy`, but with turn rewards."""
 
     limits = ag.Limits(turns=18, seconds=120, context_tokens=1200)
 

@@ -1,4 +1,4 @@
-"""Chase in a tree: the rollout forks where the store forks, and the answer is the largest value at the leaves.
+"""Chase in a tree: the rollout forks when the chain forks, and the answer is the largest value at the leaves.
 
 Each fork continues from the same conversation and the same Python session, and reports the value at its own leaf.
 """

@@ -125,7 +125,7 @@ def _held_out(name: str, mutation: Mutation) -> bool:
 
 
 class _Count(ast.NodeTransformer):
-    """Makes every loop iteration and function call take a step, so that an endless program runs out of steps."""
+    """Makes every loop iteration and function call use up a step, so that an endless program runs out of steps."""
 
     def _count(self, node: Any) -> Any:
         self.generic_visit(node)

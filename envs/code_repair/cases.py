@@ -1,7 +1,7 @@
-"""What each module must do: programs that end in an expression, whose value is compared with the original module's.
+"""The cases of each module: programs that end in an expression, whose value is compared with the original module's.
 
-The visible ones become a test file of the repository. The hidden ones never enter the sandbox before `submit`, and
-their right values never do.
+The visible ones become a test file of the repository. The hidden ones don't enter the sandbox before `submit`, and
+their right values never enter it.
 """
 
 from dataclasses import dataclass

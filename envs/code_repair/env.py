@@ -20,7 +20,7 @@ from envs.code_repair.mutate import apply
 COUNT = 10_000
 """Number of tasks per split."""
 MODULES_PER_TASK = 3
-"""Number of modules. One is broken, and the model has to tell it apart from the others."""
+"""Number of modules. One is broken, and the model has to find out which."""
 LONGEST = 20_000
 """Largest number of characters that one call writes."""
 MAX_SOURCE = 2 * 4 * LONGEST

@@ -1,6 +1,6 @@
 """Logs: clean a large log file, which is streamed into the sandbox and streamed out again after cleaning.
 
-Neither this process nor the sandbox's server holds more than a few megabytes of it at a time, whatever its size is.
+Neither this process nor the sandbox's server has more than a few megabytes of it in memory, whatever its size is.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ def digest(path, limit):
 
 
 class LogTask(ag.Task):
-    """The seed that a log is generated from, and its size."""
+    """The seed from which a log is generated, and the log's size."""
 
     number: int
     megabytes: int = Field(ge=1)

@@ -8,7 +8,7 @@ from itertools import product
 from agentgym.testing import Reply, say
 
 TOTAL = 10
-"""What the whole pool is worth to each player."""
+"""The value of the whole pool to each player."""
 Things = dict[str, int]
 """A number per kind of thing: how many there are, or what one of it is worth."""
 
@@ -36,7 +36,7 @@ def rest(pool: Things, taken: Things) -> Things:
 
 
 def worth(things: Things, values: Things) -> int:
-    """Return what things are worth to a player with these values."""
+    """Return the value of things to a player with these values."""
     return sum(count * values[name] for name, count in things.items())
 
 
@@ -52,7 +52,7 @@ def best_split(pool: Things, first: Things, second: Things) -> Things:
 
 
 def draw_values(rng: random.Random, pool: Things) -> Things:
-    """Draw what one of each thing is worth to a player, so that the whole pool is worth TOTAL."""
+    """Draw a player's value of one of each thing, so that the whole pool is worth TOTAL."""
     while True:
         values = {name: rng.randint(0, TOTAL // count) for name, count in pool.items()}
         if worth(pool, values) == TOTAL:

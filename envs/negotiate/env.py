@@ -103,7 +103,7 @@ class Negotiate(ag.Env[DealTask]):
         return first is not None and second == rest(self.task.pool, first)
 
     def _hear(self, player: int, said: str) -> None:
-        """Record the offer in a message; without one, the player's last offer holds."""
+        """Record the offer in a message; without one, the player's last offer stays valid."""
         self.offers[player] = last_offer(said, self.task.pool) or self.offers[player]
 
     async def _answer(self, said: str) -> str:

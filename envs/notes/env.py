@@ -1,8 +1,8 @@
 """Notes: read a book that doesn't fit into the context, so that only the model's own notes remain at the end.
 
-Every third turn the conversation is cut off: the model writes notes, and continues from the question and these notes.
-A turn reads at most one page, and no page can be read twice. To answer, the model must have read the whole book. Its
-last pages, all that the final context can contain, say nothing about where the things are.
+Every third turn the conversation is cut off: the model writes notes, and continues from the question and these notes. A
+turn reads at most one page, and no page can be read twice. To answer, the model must have read the whole book. The
+final context can contain only the book's last pages, which say nothing about where the things are.
 """
 
 import random
@@ -19,7 +19,7 @@ COUNT = 10_000
 """Number of tasks per split."""
 PAGES_A_CONTEXT = 3
 ASKED = 3
-"""Number of things whose places are asked for."""
+"""Number of things whose final places the question asks for."""
 THINGS = ("lamp", "key", "coin", "book", "ring", "map", "bell", "cup", "fan", "drum")
 ROOMS = ("attic", "cellar", "kitchen", "hall", "garden", "library", "stable", "tower")
 PEOPLE = ("Ada", "Ben", "Cleo", "Dov", "Eva", "Finn")
@@ -91,7 +91,7 @@ class Notes(ag.ToolEnv[BookTask]):
         return ag.Procedural(partial(make_task, split, cls.pages), range(COUNT))
 
     async def step(self, action: ag.Message) -> ag.StepResult:
-        """Let each turn read one page.
+        """Let each turn read at most one page.
 
         The conversation is cut by turns, and a context may have room for a whole book.
         """

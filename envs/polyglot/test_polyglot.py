@@ -27,9 +27,7 @@ ENTRYPOINT []
 LABEL {SERVER_LABEL}=""
 RUN rm -rf /agentgym /usr/bin/python3* /usr/local/bin/python3*
 """
-"""Turns the local image into one with neither the sandbox's server nor Python, like the base image in the env's
-folder.
-"""
+"""Dockerfile that removes the sandbox's server and Python from the local image, like the env's base image."""
 LOOK = call("bash", cmd="command -v perl python3; head -1 program")
 SUBMIT = call("submit")
 

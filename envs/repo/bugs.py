@@ -35,7 +35,7 @@ class Bug(NamedTuple):
     issue: str
     hidden: list[str]
     held_out: bool = False
-    """Whether it belongs to the test split; no bug is in both."""
+    """Whether it belongs to the test split; no bug is in both splits."""
 
 
 BUGS = (

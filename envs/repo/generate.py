@@ -1,4 +1,4 @@
-"""Generates a repository's files from this folder's parts under another name, and its correct modules' values."""
+"""Generates a repository's files from this folder's parts under another name, and the cases' right values."""
 
 import importlib
 import inspect

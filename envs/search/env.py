@@ -24,7 +24,7 @@ from agentgym.testing import Reply, call, say
 COUNT = 10_000
 """Number of tasks per split."""
 SIZES = {"person": 200, "company": 80, "city": 60, "river": 40, "product": 40}
-"""How many of each kind there are; rivers and products have no document."""
+"""Number of things of each kind; rivers and products have no document."""
 FOUND = 5
 """Largest number of documents that a search returns."""
 SYLLABLES = (

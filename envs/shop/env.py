@@ -1,7 +1,7 @@
 """Shop: serve a simulated customer by a policy, with tools that change a database; the database decides the reward.
 
 The tools do whatever they are told, and the agent has to know what the policy allows. Five of nine customers want
-something that it forbids. Then the right action is to refuse, by the right rule, and to change nothing.
+something that it forbids. The right action is then to refuse, citing the right rule, and to change nothing.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def make_task(split: ag.Split, index: int) -> ShopTask:
 
 @ag.register("shop")
 class Shop(UserEnv[ShopTask]):
-    """Reward 1 if the database ends as the policy demands, including the required refusals."""
+    """Reward 1 if the final database is as the policy demands, including the required refusals."""
 
     limits = ag.Limits(turns=20, seconds=600)
     fallback_models: ClassVar = {"user": Scripted(scripted_user)}  # Used if no other model plays the customer.

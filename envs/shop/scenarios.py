@@ -1,4 +1,4 @@
-"""What the shop's customers want: a story each, and the right calls, which depend on what the policy allows."""
+"""The wishes of the shop's customers: a story each, and the right calls, which depend on what the policy allows."""
 
 from collections.abc import Callable
 from random import Random
@@ -15,7 +15,7 @@ Call: TypeAlias = tuple[str, dict[str, Any]]
 
 
 class Scene(NamedTuple):
-    """What a customer wants and knows, and the right calls after the verification."""
+    """A customer's wish and knowledge, and the right calls after the verification."""
 
     wish: str
     calls: list[Call]

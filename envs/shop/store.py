@@ -1,4 +1,4 @@
-"""The shop's database, and what its staff can do with it."""
+"""The shop's database, and the actions of its staff."""
 
 import sqlite3
 from typing import Annotated, Any, Literal

@@ -123,7 +123,7 @@ class TicTacToe(ag.Env[Game]):
         super().__init__(task)
         self.board = task.board
         self.rewards = (ILLEGAL, DRAWN)
-        """Rewards of X and O. These hold if a limit ends the game, since X is then to move."""
+        """Rewards of X and O. These values apply if a limit ends the game, since X is then to move."""
         self.ended = ""
         """How the game ended; "" while it is running."""
         self.other: Any = None

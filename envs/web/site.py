@@ -14,7 +14,7 @@ MOST_DONE = 8
 """Largest number of entries in the ledger, which is reported as a whole."""
 REASONS = ("broken", "too late", "too small")
 content: dict[str, Any] = {}
-"""The content that the site is opened with: its products, its orders, and the token in its forms."""
+"""The content with which the site is opened: its products, its orders, and the token in its forms."""
 ledger: list[list[Any]] = []
 """The orders, returns and ratings, in order."""
 lock = threading.Lock()
@@ -158,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers["Content-Length"])).decode()
 
     def answer(self, make: Any, there: bool) -> None:
-        """Send what `make` returns."""
+        """Send the response that `make` returns."""
         try:
             status, text = (200, make()) if there else (404, "there is no such page")
         except Refused as error:

@@ -20,7 +20,7 @@ BUY, RETURN, RATE = (make_task("train", index) for index in range(3))
 
 
 class World(NamedTuple):
-    """The env with the site in one of its places, and an open pool of one sandbox for it."""
+    """The env with the site in one of its possible locations, and an open pool of one sandbox for it."""
 
     env: type[Web]
     sandboxes: SandboxPool

@@ -219,7 +219,7 @@ def test_segments_without_a_valid_branch_are_refused() -> None:
     one = played("a", 1.0, 2, (1, 0.0, 1))
     with pytest.raises(ValueError, match="branch: there is no such branch"):
         replace(one, branches=())
-    with pytest.raises(ValueError, match="branch: None in a segment that starts a branch"):
+    with pytest.raises(ValueError, match="branch: must not be None in a segment that starts a branch"):
         replace(one.segments[1], branch=None)
     role = replace(one.segments[1], role="black")
     with pytest.raises(ValueError, match=r"branches\[0\].role_rewards: no reward for black"):

@@ -57,7 +57,7 @@ REFUSED_CHATS: dict[str, Mapping[str, Any]] = {
     "messages[0].content[0].type: must be text (the policy reads only text)": {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     },
-    "the last one is the assistant's": {"messages": [{"role": "assistant", "content": "I"}]},
+    "the last one must not be the assistant's": {"messages": [{"role": "assistant", "content": "I"}]},
     "tools[0].type: must be function": {"tools": [{"type": "web_search"}]},
     "tools[0].function.name: required": {"tools": [{"type": "function", "function": {}}]},
     "n: must be 1": {"n": 2},

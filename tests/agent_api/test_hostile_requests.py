@@ -44,8 +44,8 @@ async def post(api: AgentApi, path: str, said: Any) -> tuple[int, Any]:
     ("value", "why"),
     [
         (["a\0b"], "must not contain a NUL character"),
-        (["x"] * 17, "must hold at most 16 texts of 256 characters"),
-        (["x" * 257], "must hold at most 16 texts of 256 characters"),
+        (["x"] * 17, "must contain at most 16 texts of 256 characters"),
+        (["x" * 257], "must contain at most 16 texts of 256 characters"),
     ],
 )
 async def test_stop_texts_that_no_engine_accepts_are_refused_by_field(
@@ -196,7 +196,7 @@ def test_values_inside_strings_of_a_body_are_not_counted() -> None:
 
 async def test_a_body_with_too_many_values_is_refused_before_it_is_parsed() -> None:
     status, said = await post(api_of(), CHAT, b'{"a": [' + b"[]," * MAX_VALUES + b"1]}")
-    assert (status, said["error"]["message"]) == (413, f"the body holds more than {MAX_VALUES} values")
+    assert (status, said["error"]["message"]) == (413, f"the body contains more than {MAX_VALUES} values")
 
 
 async def test_abandoned_conversations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,7 +314,7 @@ def test_nothing_starts_before_the_first_reset() -> None:
 
 
 def test_an_empty_list_of_tasks_is_refused() -> None:
-    with pytest.raises(ValueError, match="tasks: give at least one"):
+    with pytest.raises(ValueError, match="tasks: pass at least one"):
         ExportedEnv(Chase, tasks=[])
 
 

@@ -187,7 +187,7 @@ async def test_a_client_can_run_an_episode_from_task_to_reward(no_leaks: None) -
         assert (outcome["reward"], outcome["rewards"], outcome["stop_reason"]) == (5.0, {"right": 5.0}, "answer")
         assert outcome["metrics"]["tool_calls"] == 1
         late = await client.call_tool("add", {"a": 1, "b": 1})
-        assert (late.is_error, text(late)) == (True, f"the episode has ended; {OUTCOME} holds its outcome")
+        assert (late.is_error, text(late)) == (True, f"the episode has ended; {OUTCOME} contains its outcome")
 
 
 async def test_the_env_runs_in_one_task_and_is_closed_after_the_client_has_left() -> None:

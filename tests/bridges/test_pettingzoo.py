@@ -187,7 +187,7 @@ async def test_text_actions_are_the_models_text() -> None:
 @pytest.mark.parametrize(
     ("made", "settings", "why"),
     [
-        (lambda: Tally(3), {}, r"players: 2, but tally_v0 has 3 agents"),
+        (lambda: Tally(3), {}, r"players: got 2, but tally_v0 has 3 agents"),
         (lambda: Tally(), {"actions": ("one",)}, r"actions: got 1 names for the 2 actions of tally_v0"),
         (lambda: Tally(space=spaces.Box(0, 1)), {}, r"tally_v0: expected a Discrete or Text action space"),
     ],

@@ -84,7 +84,7 @@ def test_each_finding_names_the_fix_and_the_exit_code_is_1(check: Check, tmp_pat
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         "no-op: reward 1.0 >= 1.0, {'right': 1.0}",
-        "    -> doing nothing must earn less than a solution; pass idle_is_right=True (--idle-is-right) if it is one",
+        "    -> doing nothing must earn less than a solution; pass idle_is_right=True (--idle-is-right) if it is right",
         "hello (hello.env:Hello), task '10' with its oracle: 1 finding",
     ]
     assert check("hello", "--idle-is-right").returncode == 0

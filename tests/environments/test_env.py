@@ -156,7 +156,7 @@ async def test_a_bare_env_has_no_tools_and_no_score_and_must_define_step_and_tas
     assert await env.score() == {}
     with pytest.raises(NotImplementedError, match=r"Env\.step"):
         await env.step(say(""))
-    with pytest.raises(NotImplementedError, match=r"Env\.tasks\(split\): override it"):
+    with pytest.raises(NotImplementedError, match=r"Env\.tasks\(split\) is not implemented; override it"):
         ag.Env.tasks("train")
 
 
@@ -340,6 +340,6 @@ async def test_an_empty_prompt_and_an_unknown_role_are_refused_by_field() -> Non
 
     empty = await ag.rollout(Odd, TASK, Scripted([say("done")]))
     odd = await ag.rollout(type("Odd", (Odd,), {"first": [message]}), TASK, Scripted([say("done")]))
-    assert empty.error == "EnvError: Odd.reset: messages must not be empty, the model needs a prompt"
+    assert empty.error == "EnvError: Odd.reset: messages must not be empty, because the model needs a prompt"
     assert odd.error is not None
     assert "Odd.reset: messages[0].role must be one of system, user, assistant, tool, got 'developer'; " in odd.error

@@ -99,7 +99,7 @@ def test_a_new_data_file_changes_the_hash_and_a_missing_one_is_an_error(tmp_path
     assert content(env) != before
     (tmp_path / "hashed" / "words.txt").unlink()
     with pytest.raises(
-        ValueError, match=r"^Said\.data_files: there is no .*words\.txt; name files and folders next to env"
+        ValueError, match=r"^Said\.data_files: .*words\.txt does not exist; name files and folders next to env"
     ):
         content(env)
 
@@ -132,7 +132,7 @@ async def test_a_run_stores_the_version_show_prints_it_and_resume_warns_about_ch
     (tmp_path / "hashed" / "words.txt").write_text("other\n")
     with caplog.at_level(logging.WARNING):
         await ag.train_policy(replace(run, output_dir=None, resume=folder))
-    assert f"it was (hashed.env:Said, version 1.2, sha256 {first[:12]}) and is" in caplog.text
+    assert f"it was (hashed.env:Said, version 1.2, sha256 {first[:12]}), and is now" in caplog.text
 
 
 def test_an_env_without_a_file_has_no_hash() -> None:

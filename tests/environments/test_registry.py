@@ -202,5 +202,5 @@ def test_another_folder_in_place_of_a_gallery_env_is_named(tmp_path: Path, monke
 
 @pytest.mark.parametrize("name", ["", " ", "a:b", "a.py", "--env", "../x", "a b"])
 def test_a_name_that_cannot_be_typed_on_a_command_line_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^register: a name may have letters, digits"):
+    with pytest.raises(ValueError, match=r"^register: a name may contain letters, digits"):
         ag.register(name)

@@ -237,7 +237,7 @@ def test_an_invalid_open_resources_is_refused_when_the_class_is_created(bare: bo
         yield 1
 
     made: Any = classmethod(generator) if bare else asynccontextmanager(generator)
-    with pytest.raises(ValueError, match=r"^Made\.open_resources: is .*; write `@classmethod`, below it"):
+    with pytest.raises(ValueError, match=r"^Made\.open_resources is .*; write `@classmethod`, below it"):
         type("Made", (Searching,), {"open_resources": made})
 
 
@@ -291,7 +291,7 @@ async def test_an_interrupt_that_raises_is_logged_and_has_no_effect(caplog: pyte
 def test_an_async_interrupt_is_refused_when_the_class_is_created() -> None:
     async def interrupt(self: Any) -> None: ...
 
-    with pytest.raises(ValueError, match=r"^Made\.interrupt: is not awaited; make it a plain `def`"):
+    with pytest.raises(ValueError, match=r"^Made\.interrupt is called without `await`; make it a plain `def`"):
         type("Made", (Counting,), {"interrupt": interrupt})
 
 

@@ -289,7 +289,7 @@ async def test_a_choice_that_is_not_a_sandbox_is_an_env_error_that_names_the_met
 
 
 def test_an_async_sandbox_choice_is_refused_when_the_class_is_created() -> None:
-    with pytest.raises(ValueError, match=r"Wrong\.sandbox_for: is not awaited; make it a plain `def`"):
+    with pytest.raises(ValueError, match=r"Wrong\.sandbox_for is called without `await`; make it a plain `def`"):
 
         class Wrong(ag.ToolEnv[MemoryTask]):
             @classmethod

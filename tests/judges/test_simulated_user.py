@@ -173,7 +173,7 @@ async def test_a_user_env_needs_a_model_and_instructions() -> None:
 
     rollout = await ag.rollout(Nobody, TASK, Scripted(AGENT), models={"user": Scripted(USER)})
     assert "Nobody.user_system(): must be implemented" in str(rollout.error)
-    with pytest.raises(ValueError, match="user_system: is a plain `def`"):
+    with pytest.raises(ValueError, match="user_system is a plain `def`"):
 
         class Plain(UserEnv[ag.Task]):
             def user_system(self) -> str:  # type: ignore[override]

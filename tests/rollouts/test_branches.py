@@ -361,8 +361,8 @@ class Holds(Letters):
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda env: lambda: env.letters, "holds this instance in its closure"),
-        (lambda env: [env.score, lambda: env], "holds this instance in its closure"),
+        (lambda env: lambda: env.letters, "refers to this instance in its closure"),
+        (lambda env: [env.score, lambda: env], "refers to this instance in its closure"),
         (lambda env: (i for i in range(3)), "cannot pickle 'generator' object"),
         (lambda env: asyncio.Lock(), "a Lock is open"),
         (lambda env: {"file": Path(__file__).open()}, "a TextIOWrapper is open"),  # noqa: SIM115

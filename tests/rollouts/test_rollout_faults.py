@@ -177,7 +177,9 @@ class Aborting(Scripted):
     ("engine", "error", "written"),
     [
         pytest.param(Faulty(OOPS), "EngineError: generate: RuntimeError: oops", 1, id="raises"),
-        pytest.param(Faulty(giving(None)), "EngineError: generate: ValueError: logprobs: 0 for 1", 1, id="no_logprobs"),
+        pytest.param(
+            Faulty(giving(None)), "EngineError: generate: ValueError: logprobs: got 0 for 1", 1, id="no_logprobs"
+        ),
         pytest.param(
             Loose(SCRIPT),
             "EngineError: the engine must return an agentgym.types.Completion, got name",

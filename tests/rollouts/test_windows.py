@@ -274,7 +274,7 @@ async def test_a_validation_error_has_neither_a_boundary_nor_a_traceback() -> No
 
     failure = (await play(env(reset=reset))).failure
     assert failure == Failure(
-        type="EnvError", message="Made.reset: messages must not be empty, the model needs a prompt"
+        type="EnvError", message="Made.reset: messages must not be empty, because the model needs a prompt"
     )
 
 

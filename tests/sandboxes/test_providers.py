@@ -246,7 +246,7 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
     "output has no limit": ("output limits", "exec", without("output_limit"), "cut output is within its limit"),
     "fresh is ignored": ("python", "python", without("fresh"), "a fresh cell: expected 'False\\n', got 'True\\n'"),
     "functions are ignored": ("functions", "python", without("functions"), "a host function: expected '41\\n'"),
-    "every test passes": ("verify", "verify", all_pass, "the case that failed has a reason: this is not true"),
+    "every test passes": ("verify", "verify", all_pass, "the case that failed has a reason: expected this to be true"),
     "names are not sorted": (
         "list",
         "list",

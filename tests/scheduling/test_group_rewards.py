@@ -202,7 +202,7 @@ def test_an_invalid_group_reward_is_refused_when_the_class_is_created() -> None:
         class Instance(ag.ToolEnv[ag.Task]):
             async def group_reward(self, task: Any, rollouts: Any, model: Any) -> Any: ...  # type: ignore[override]
 
-    with pytest.raises(ValueError, match="group_reward: is a plain `def`"):
+    with pytest.raises(ValueError, match="group_reward is a plain `def`"):
 
         class Plain(ag.ToolEnv[ag.Task]):
             @classmethod

@@ -20,7 +20,7 @@ from agentgym.scheduling import Schedule
         ({"group_size": 2, "branching": 3}, "branching: must be an instance of BranchingConfig"),
         ({"n": 2}, "Schedule: there is no field 'n'; did you mean 'group_size'?"),
         ({"group_size": 2, "prompts": 8}, "Schedule: there is no field 'prompts'; did you mean 'prompts_per_step'?"),
-        ({}, "Schedule: give group_size"),
+        ({}, "Schedule: required but missing: group_size"),
     ],
 )
 def test_an_invalid_schedule_is_refused_by_its_field(given: dict[str, Any], said: str) -> None:

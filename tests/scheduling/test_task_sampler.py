@@ -206,7 +206,7 @@ def test_an_invalid_state_is_refused_by_name(name: str, change: dict[str, Any]) 
 def test_states_must_cover_all_processes_in_rank_order() -> None:
     states = two_states()
     for wrong in (states[:1], states[::-1], [*states, states[1]]):
-        with pytest.raises(ValueError, match=r"^sampler: give the states of all processes in the order of their ranks"):
+        with pytest.raises(ValueError, match=r"^sampler: pass the states of all processes in the order of their ranks"):
             sampler(1, 0, states=wrong)
 
 
@@ -223,13 +223,13 @@ def test_states_must_cover_all_processes_in_rank_order() -> None:
 )
 def test_an_invalid_list_of_states_is_refused_with_advice(states: Any, got: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"^sampler: give a list with the state_dict\(\) of each process.*; got {got}$"
+        ValueError, match=rf"^sampler: pass a list with the state_dict\(\) of each process.*; got {got}$"
     ):
         sampler(1, 0).load_state_dict(states)
 
 
 def test_a_state_that_json_cannot_represent_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^sampler: the state is not one that state_dict\(\) returned"):
+    with pytest.raises(ValueError, match=r"^sampler: the state was not returned by state_dict\(\)"):
         sampler(1, 0).load_state_dict([sampler(1, 0).state_dict() | {"last_id": object()}])
 
 

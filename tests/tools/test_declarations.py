@@ -118,17 +118,17 @@ def test_a_tool_may_be_named_answer_if_its_method_is_not() -> None:
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        (plain, "^'look' of Quiz: overridden without @ag.tool; .* `look = None` to remove it"),
+        (plain, "^'look' of Quiz is overridden without @ag.tool; .* `look = None` to remove it"),
         (property(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a property"),
         (staticmethod(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a staticmethod"),
         (classmethod(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a classmethod"),
-        (tool(silent), "^tool 'look' of Quiz: needs a docstring"),
+        (tool(silent), "^tool 'look' of Quiz needs a docstring"),
         (tool(untyped), "^tool 'look' of Quiz: parameter 'x' needs a type annotation"),
         (tool(positional), "^tool 'look' of Quiz: parameter 'a' is positional-only, .* remove the `/`"),
-        (tool(selfless), "^tool 'look' of Quiz: needs `self` as its first parameter$"),
-        (tool(forgetful), "^tool 'look' of Quiz: needs `self` as its first parameter, got 'x'$"),
-        (tool(yielding), "^tool 'look' of Quiz: is a plain generator"),
-        (tool(wrapped), "^tool 'look' of Quiz: is a plain generator"),
+        (tool(selfless), "^tool 'look' of Quiz needs `self` as its first parameter$"),
+        (tool(forgetful), "^tool 'look' of Quiz needs `self` as its first parameter, got 'x'$"),
+        (tool(yielding), "^tool 'look' of Quiz is a plain generator"),
+        (tool(wrapped), "^tool 'look' of Quiz is a plain generator"),
     ],
 )
 def test_a_tool_that_cannot_be_called_is_refused_when_the_class_is_created(part: Any, why: str) -> None:
@@ -139,11 +139,11 @@ def test_a_tool_that_cannot_be_called_is_refused_when_the_class_is_created(part:
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        (lambda self: 1.0, "^'right' of Quiz: overridden without @ag.reward; .* `right = None`"),
+        (lambda self: 1.0, "^'right' of Quiz is overridden without @ag.reward; .* `right = None`"),
         (property(ag.reward(lambda self: 1.0)), "^'right' of Quiz: @ag.reward only works on a method"),
-        (reward(forgetful), "^reward 'right' of Quiz: needs `self` as its first parameter, got 'x'$"),
-        (reward(needs_answer), "^reward 'right' of Quiz: is called with only `self`, but parameter 'answer'"),
-        (reward(yielding), "^reward 'right' of Quiz: is a generator"),
+        (reward(forgetful), "^reward 'right' of Quiz needs `self` as its first parameter, got 'x'$"),
+        (reward(needs_answer), "^reward 'right' of Quiz is called with only `self`, but parameter 'answer'"),
+        (reward(yielding), "^reward 'right' of Quiz is a generator"),
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused_when_the_class_is_created(part: Any, why: str) -> None:
@@ -155,19 +155,19 @@ def test_a_reward_that_cannot_be_called_is_refused_when_the_class_is_created(par
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        (lambda self, *given, **named: None, "is a plain `def`, but agentgym awaits it; write `async def {}"),
-        (yielding_async, "is a generator"),
-        (property(plain), "must be a method, got .*; write `async def {}"),
-        (None, "must be a method, got None; write `async def {}"),
+        (lambda self, *given, **named: None, " is a plain `def`, but agentgym awaits it; write `async def {}"),
+        (yielding_async, " is a generator"),
+        (property(plain), ": must be a method, got .*; write `async def {}"),
+        (None, ": must be a method, got None; write `async def {}"),
     ],
 )
-def test_an_awaited_method_must_be_async(name: str, part: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=rf"^Quiz\.{name}: {why.format(name)}"):
+def test_a_method_that_is_awaited_is_an_async_def(name: str, part: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"^Quiz\.{name}{why.format(name)}"):
         env(**{name: part})
 
 
-def test_awaited_methods_of_an_env_without_tools_must_also_be_async() -> None:
-    with pytest.raises(ValueError, match=r"^Bare\.step: is a plain `def`"):
+def test_an_env_without_tools_must_await_its_methods_too() -> None:
+    with pytest.raises(ValueError, match=r"^Bare\.step is a plain `def`"):
         type("Bare", (ag.Env,), {"step": plain})
 
 
@@ -184,14 +184,14 @@ def test_a_decorated_async_method_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        (lambda self, split: [], "is called on the class, without an instance; write `@classmethod` above"),
-        ([TASK], r"must be a method of the class, got \[.*; write `@classmethod` above"),
-        (classmethod(yielding), "is a generator"),
-        (classmethod(fresh(Base.step)), "is an `async def`, but agentgym does not await it"),
+        (lambda self, split: [], " is called on the class, without an instance; write `@classmethod` above"),
+        ([TASK], r": must be a method of the class, got \[.*; write `@classmethod` above"),
+        (classmethod(yielding), " is a generator"),
+        (classmethod(fresh(Base.step)), " is an `async def`, but agentgym does not await it"),
     ],
 )
 def test_tasks_must_be_a_plain_classmethod(part: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=rf"^Quiz\.tasks: {why}"):
+    with pytest.raises(ValueError, match=rf"^Quiz\.tasks{why}"):
         env(tasks=part)
 
 
@@ -202,7 +202,7 @@ def test_tasks_may_be_static_or_cached() -> None:
 
 
 def test_tools_must_be_a_property() -> None:
-    with pytest.raises(ValueError, match=r"^Quiz\.tools: is read, not called; write `@property` above `def tools"):
+    with pytest.raises(ValueError, match=r"^Quiz\.tools is read, not called; write `@property` above `def tools"):
         env(tools=lambda self: [])
 
 
@@ -251,11 +251,11 @@ def test_a_setting_of_the_wrong_type_is_refused_when_the_class_is_created(parts:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("sytem", "Be brief.", "sytem: is not an env setting; did you mean 'system'?"),
-        ("sysetm", "Be brief.", "sysetm: is not an env setting; did you mean 'system'?"),
-        ("limit", ag.Limits(turns=3), "limit: is not an env setting; did you mean 'limits'?"),
-        ("contxt", ag.Window(), "contxt: is not an env setting; did you mean 'context'?"),
-        ("sandbox_spek", ag.AnySandbox(), "sandbox_spek: is not an env setting; did you mean 'sandbox_spec'?"),
+        ("sytem", "Be brief.", "sytem is not an env setting; did you mean 'system'?"),
+        ("sysetm", "Be brief.", "sysetm is not an env setting; did you mean 'system'?"),
+        ("limit", ag.Limits(turns=3), "limit is not an env setting; did you mean 'limits'?"),
+        ("contxt", ag.Window(), "contxt is not an env setting; did you mean 'context'?"),
+        ("sandbox_spek", ag.AnySandbox(), "sandbox_spek is not an env setting; did you mean 'sandbox_spec'?"),
         (
             "sandbox",
             ag.AnySandbox(),
@@ -303,7 +303,7 @@ def test_the_limit_of_seconds_must_be_a_number(value: Any) -> None:
 
 
 def test_register_without_a_name_or_an_env_shows_the_correct_form() -> None:
-    with pytest.raises(TypeError, match=r'^register: needs a name, write `@ag\.register\("name"\)`'):
+    with pytest.raises(TypeError, match=r'^register: expected a name, as in `@ag\.register\("name"\)`'):
         ag.register(Base)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^register: 'fn' can only name an env class, got <function"):
         ag.register("fn")(plain)  # type: ignore[type-var]

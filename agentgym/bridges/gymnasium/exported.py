@@ -45,8 +45,8 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
     """An agentgym env as a synchronous `gymnasium.Env` over text; `close` releases everything and may be called twice.
 
     An action is the assistant's turn in the Hermes format: plain text, or one or more `<tool_call>{"name": ...,
-    "arguments": {...}}</tool_call>`. An observation holds the new messages as "role: content"; a character outside of
-    `CHARSET` becomes "?", and beyond `max_length` characters the middle is cut. Actions are used unchanged.
+    "arguments": {...}}</tool_call>`. An observation contains the new messages as "role: content". A character outside
+    of `CHARSET` becomes "?", and text beyond `max_length` characters loses its middle. Actions are used unchanged.
 
     The env's limits on turns and seconds truncate the episode; the score is then part of the last reward. Its limits
     on tokens and its compaction don't apply here, because the caller manages the context. The tools' schemas are in
@@ -62,7 +62,7 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
 
     Args:
         env: The env, as a class or a name.
-        split: The split that the tasks are taken from.
+        split: The split from which the tasks are taken.
         tasks: The tasks to use instead of the split's; None uses the split.
         spec: A sandbox that replaces the one the env declares; None uses the env's.
         sandboxes: An open pool that doesn't belong to another event loop, such as FakeSandboxPool; None opens a new
@@ -89,9 +89,9 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         self.tasks: Sequence[Task] = split_tasks(self.cls, split) if tasks is None else as_tasks(self.cls, tasks)
         if not self.tasks:
             raise ValueError(
-                f"tasks: {self.cls.__name__} has none in split {split!r}; give at least one"
+                f"tasks: {self.cls.__name__} has no tasks in split {split!r}; pass at least one"
                 if tasks is None
-                else "tasks: give at least one"
+                else "tasks: pass at least one"
             )
         if isinstance(self.tasks, Endless):
             raise ValueError(

@@ -12,5 +12,5 @@ _OUTSIDE = re.compile(f"[^{re.escape(CHARSET)}]")
 
 
 def fitted(text: str, max_length: int) -> str:
-    """Return the text with "?" for characters outside of `CHARSET` and its middle cut beyond `max_length`."""
+    """Return the text with "?" for characters outside of `CHARSET`, without its middle if it exceeds `max_length`."""
     return cut_middle(_OUTSIDE.sub("?", text), max_length)

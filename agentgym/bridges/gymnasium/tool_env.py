@@ -32,8 +32,8 @@ class GymnasiumTask(Task):
 class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
     """A Gymnasium env with discrete actions as one tool; the reward is the sum of its rewards.
 
-    The first observation and the list of actions are appended to the task's prompt. The rollout ends when the
-    Gymnasium env does, as `done` if it terminated and `truncated` if it was truncated. A subclass may name the
+    The first observation and the list of actions are appended to the task's prompt. The rollout ends when the Gymnasium
+    env does, with the stop reason `done` if it terminated and `truncated` if it was truncated. A subclass may name the
     actions in `action_names`, in the order of their numbers, and override `describe` to change how observations read.
     The Gymnasium env is stepped in threads, never in two at once.
     """
@@ -112,7 +112,7 @@ class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
-        # A step that never returns holds the lock: abandon that env rather than hang with it.
+        # A step that never returns keeps the lock: abandon that env rather than hang with it.
         if self._lock.acquire(timeout=10.0):
             try:
                 if self.gym is not None:

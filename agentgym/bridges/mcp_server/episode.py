@@ -34,12 +34,12 @@ _RESOURCES = {TASK: "The episode's first messages.", OUTCOME: _OUTCOME}
 class EpisodeServer:
     """One episode of an env, and the MCP server of its tools: `server`, which the package `mcp` runs.
 
-    In addition to the env's tools, there is a tool for text, `answer`: it passes to the env the text that a model
-    would write without a tool call, which ends most episodes. The server's instructions are the episode's first
-    messages, which are also the resource `agentgym://task`. When the episode has ended, `agentgym://outcome` holds
-    the reward, and every further call returns an error. The env's limits on turns and seconds apply. The env's
-    fallback models serve its model roles; if one is missing, or if the env requests a sub-agent, the episode fails
-    with a message that says so.
+    In addition to the env's tools, there is a tool for text, `answer`: it passes to the env the text that a model would
+    write without a tool call, which ends most episodes. The server's instructions are the episode's first messages,
+    which are also the resource `agentgym://task`. When the episode has ended, `agentgym://outcome` contains the reward,
+    and every further call returns an error. The env's limits on turns and seconds apply. The env's fallback models
+    serve its model roles; if one is missing, or if the env requests a sub-agent, the episode fails with a message that
+    says so.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class EpisodeServer:
         if why_not := self._why_not(name, arguments):
             return [why_not], True
         if self.outcome is not None or env is None:
-            return [f"the episode has ended; {OUTCOME} holds its outcome"], True
+            return [f"the episode has ended; {OUTCOME} contains its outcome"], True
         failed = env.metrics.get("tool_errors", 0.0)
         try:
             messages, reward, terminated, truncated, info = await self._player.step(self._turn(name, arguments))
@@ -132,7 +132,7 @@ class EpisodeServer:
 
 
 def _block(part: Any) -> Any:
-    """Return a part as a block of a result."""
+    """Return a part of a message's content as a content block of an MCP result."""
     if not is_image(part):
         return types.TextContent(type="text", text=part["text"])
     image = image_of(part)

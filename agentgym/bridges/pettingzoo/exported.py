@@ -23,18 +23,18 @@ class _Text(str):
 class ExportedGame(AECEnv):  # type: ignore[misc]
     """An `ag.Game` as an AEC env, whose agents `player_0`, `player_1` and so on are the game's seats.
 
-    An observation is text: a character outside of `CHARSET` becomes "?", and beyond `max_length` characters the
-    middle is cut. An action is the index of one of the game's `actions`, or text if the game has none. After an
-    illegal move the player moves again, and `infos` gives the reason in "illegal_move"; one more than the game's
-    `illegal_moves` ends the game: the player gets `forfeit`, and the others nothing. Otherwise the rewards come at
-    the end, from `returns`.
+    An observation is text: a character outside of `CHARSET` becomes "?", and text beyond `max_length` characters loses
+    its middle. An action is the index of one of the game's `actions`, or text if the game has none. After an illegal
+    move the player moves again, and the player's `infos` have the reason under "illegal_move". One illegal move more
+    than the game's `illegal_moves` ends the game: the player gets `forfeit`, and the others get nothing. Otherwise, the
+    players get the rewards of `returns` at the end.
 
     Args:
         game: The game, as a class or a name.
         max_length: Maximum characters of an observation, and of a text action.
 
     Raises:
-        ValueError: If the game needs more than its five functions, such as a sandbox.
+        ValueError: If the game needs something besides its five functions, such as a sandbox.
     """
 
     def __init__(self, game: str | type[Game], *, max_length: int = 16_384) -> None:
@@ -62,7 +62,7 @@ class ExportedGame(AECEnv):  # type: ignore[misc]
         return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Start the game given by the seed.
+        """Start the game that the seed determines.
 
         Args:
             seed: The seed; None starts a different game each time.

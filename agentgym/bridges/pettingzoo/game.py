@@ -10,7 +10,7 @@ from agentgym.environments.game import Game, IllegalMove
 
 
 class PettingZooGame(Game):
-    """A PettingZoo AEC env as a game: the model has one seat, and `opponent` moves for the others.
+    """A PettingZoo AEC env as a game: the model plays one seat, and `opponent` plays the others.
 
     By default, the opponent moves at random. A subclass returns the env in `make`, and sets `players` to the number of
     agents. `actions` may name the moves of a Discrete space in the order of their numbers; without names, the moves are
@@ -38,7 +38,7 @@ class PettingZooGame(Game):
         self.aec.reset(seed=seed)
         self.agents = list(self.aec.possible_agents)
         if len(self.agents) != self.players:
-            raise ValueError(f"players: {self.players}, but {self.aec} has {len(self.agents)} agents")
+            raise ValueError(f"players: got {self.players}, but {self.aec} has {len(self.agents)} agents")
         self.totals = dict.fromkeys(self.agents, 0.0)
         self._last_seen: dict[str, str] = {}
         self._pass_the_dead()
@@ -69,7 +69,7 @@ class PettingZooGame(Game):
         return rng.choice(list(moves))
 
     def moves(self, player: int) -> dict[str, int]:
-        """Return the legal moves by name of the player whose turn it is; empty for other players and for texts.
+        """Return a player's legal moves by name; empty if it isn't the player's turn, or if moves are texts.
 
         Args:
             player: Index of the player.

@@ -1,4 +1,4 @@
-"""agentgym's envs in TRL's GRPOTrainer, which takes `environment_factory`, `reward` and the rows of `dataset`."""
+"""agentgym's envs in TRL's GRPOTrainer, which gets `environment_factory`, `reward` and the rows of `dataset`."""
 
 from agentgym.bridges.trl.environment import TRLEnvironment, dataset, environment_factory, reward
 

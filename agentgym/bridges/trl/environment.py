@@ -136,7 +136,7 @@ def environment_factory(
 
 
 def reward(completions: Sequence[Any], environments: Sequence[TRLEnvironment], **columns: Any) -> list[float | None]:
-    """Return the reward of each rollout, or None if its env failed; pass this function to GRPOTrainer's `reward_funcs`.
+    """Return each rollout's reward, or None if its env failed; pass this function to GRPOTrainer's `reward_funcs`.
 
     Args:
         completions: The completions of the rollouts.
@@ -156,7 +156,7 @@ def dataset(env: str | type[Env[Any]], split: Split = "train", n: int | None = N
         n: The number of tasks; None means all.
 
     Raises:
-        ValueError: If a prompt holds a tool call or an image.
+        ValueError: If a prompt contains a tool call or an image.
     """
     with needs_extra():
         import datasets
@@ -171,7 +171,7 @@ def dataset(env: str | type[Env[Any]], split: Split = "train", n: int | None = N
 def _prompt(cls: type[Env[Any]], task: Task) -> list[dict[str, str]]:
     system = [{"role": "system", "content": cls.system}] if cls.system and task.prompt[0]["role"] != "system" else []
     if any("tool_calls" in message for message in task.prompt):
-        raise ValueError(f"prompt: task {task.id!r} contains tool calls, which TRL's prompts can't")
+        raise ValueError(f"prompt: task {task.id!r} contains tool calls, which TRL's prompts can't contain")
     where = f"prompt: task {task.id!r}"
     return [*system, *({"role": message["role"], "content": _text(message, where)} for message in task.prompt)]
 
@@ -180,7 +180,7 @@ def _text(message: Message, where: str) -> str:
     """Return a message's text.
 
     Raises:
-        ValueError: If the message holds an image, which can't be trained on here.
+        ValueError: If the message contains an image, which can't be trained on here.
     """
     content = message["content"]
     if not isinstance(content, str):

@@ -12,11 +12,11 @@ _TYPES: dict[str, Any] = {
     "array": list,
     "object": dict,
 }
-"""The types from which TRL makes the same schemas again."""
+"""The Python types from which TRL generates the same schemas again."""
 
 
 def tool_method(name: str, schema: dict[str, Any]) -> Callable[..., str]:
-    """Return a method that calls `self._call(name, arguments)`; its signature and docstring give TRL the schema."""
+    """Return a method that calls `self._call(name, arguments)`, with the schema in its signature and docstring."""
 
     def called(self: Any, **arguments: Any) -> str:
         answer: str = self._call(name, arguments)

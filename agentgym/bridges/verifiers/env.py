@@ -33,13 +33,13 @@ class VerifiersTask(Task):
 
 
 class VerifiersEnv(AgentEnv[VerifiersTask]):
-    """A verifiers environment as an env: every turn that its loop requests is trained with its rubric's reward.
+    """A verifiers environment as an env: every turn that its loop requests is trained with the reward of its rubric.
 
     The environment is the result of `verifiers.load_environment(env_id, **arguments)`, or of an override of `load`.
     All rollouts share it, and it is torn down with the run. Its metrics are stored as `verifiers/NAME`.
     """
 
-    env_id = Parameter("", doc="the environment's name, as verifiers.load_environment takes it")
+    env_id = Parameter("", doc="the environment's name, which is passed to verifiers.load_environment")
     arguments = Parameter("{}", doc="a JSON object of arguments for the environment's load_environment")
     raised_rewards_are_zero: ClassVar[bool] = False
     """Whether a reward function that raises counts as 0.0, as in verifiers, instead of failing the rollout."""
@@ -50,7 +50,7 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
 
     @classmethod
     def load(cls) -> Any:
-        """Return a new verifiers environment, by the name in `env_id`.
+        """Return a new verifiers environment, the one that `env_id` names.
 
         Raises:
             EnvError: If `env_id` is empty, or this version of verifiers has no load_environment.
@@ -65,7 +65,7 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
 
     @classmethod
     def tasks(cls, split: Split) -> Sequence[VerifiersTask]:
-        """Return the rows of its data set ("train") or its evaluation data set ("test").
+        """Return the rows of the environment's data set ("train") or of its evaluation data set ("test").
 
         If the environment has only one of them, 90 % of its rows are for training.
         """
@@ -93,7 +93,7 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
             prompt: The task's prompt.
 
         Raises:
-            EnvError: If an error ended the loop, or it got no response.
+            EnvError: If an error ended the loop, or the loop got no response.
         """
         name, environment = type(self).__name__, self.resources
         api = AgentApi(policy, KEY, name)

@@ -64,7 +64,7 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
 
 
 def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the reward function wrapped to record its errors, which a rubric turns into 0.0."""
+    """Wrap the reward function to record its errors, which a rubric turns into 0.0."""
 
     @wraps(function)
     async def called(*args: Any, **kwargs: Any) -> Any:

@@ -43,7 +43,7 @@ def client_class() -> Any:
             if answer.status == 200:
                 return ChatCompletion.model_validate_json(answer.body)
             if isinstance(self.client.refusal, LimitError):
-                # verifiers ends and scores the rollout on this error; any other would lose it.
+                # verifiers ends and scores the rollout on this error; any other error would lose the rollout.
                 raise verifiers.OverlongPromptError(str(self.client.refusal))
             raise verifiers.ModelError(answer.body.decode())
 

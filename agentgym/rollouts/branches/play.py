@@ -49,7 +49,7 @@ def check_branching(env: type[Env[Any]], branching: BranchingConfig | None) -> N
 
 
 class Branches:
-    """The branches of one rollout; in each of its states, runs those that the settings require."""
+    """The branches of one rollout; `play` runs those that the settings require in a state."""
 
     def __init__(self, root: Attempt, settings: BranchingConfig) -> None:
         self.root, self.settings = root, settings
@@ -104,7 +104,7 @@ class Branches:
 
 
 class BranchAttempt(Attempt):
-    """One running branch: an attempt that starts in a state of another one, with the rest of that one's limits."""
+    """One running branch: an attempt that starts in a state of another attempt, with the rest of its limits."""
 
     def __init__(self, branches: Branches, origin: Conversation, place: int, seconds: float) -> None:
         root, state = branches.root, branches.root.state
@@ -209,10 +209,10 @@ class StateChooser:
         self.spent = 0
         """Number of tokens that the branches have sampled so far."""
         self._named = 0
-        """Number of states so far of the kind that the settings name."""
+        """Number of states so far that are of the kind in `settings.after`."""
         self._segment: OpenSegment | None = None
         self._turns = 0
-        """The segment, and the index of the next turn in it."""
+        """Index of the next turn in `_segment`."""
         self._errors = 0.0
         self._surprises: list[float] = []
 

@@ -59,7 +59,7 @@ class Settings:
 
 
 class EnvCheck(Coroutine[Any, Any, None]):
-    """A check's coroutine; it is listed until it is awaited, so that a missing `await` is found."""
+    """The coroutine of a check, which is recorded until it is awaited, so that a missing `await` is detected."""
 
     unawaited: ClassVar[list["EnvCheck"]] = []
 
@@ -72,7 +72,7 @@ class EnvCheck(Coroutine[Any, Any, None]):
         return self.work.__await__()
 
     def send(self, value: Any) -> Any:
-        """Run to the next wait."""
+        """Run the check until it waits."""
         self._begin()
         return self.work.send(value)
 
@@ -130,7 +130,7 @@ def _check_left(left: Sequence[str]) -> Iterator[Finding]:
 
 
 async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
-    """Run all the checked rollouts, and again with an engine that sees images if the env shows one."""
+    """Run all the checked rollouts; if the env shows an image, run them again with an engine that sees images."""
     async with AsyncExitStack() as stack:
         sandboxes, no_sandbox = await stack.enter_async_context(_sandboxes(settings.cls, settings.sandboxes))
         stage = Stage(settings.cls, settings.task, sandboxes, settings.models, sees=sees)
@@ -151,7 +151,7 @@ async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
 
 
 async def _solved(settings: Settings, stage: Stage, no_sandbox: str) -> tuple[list[Finding], list[ObservedRollout]]:
-    """Run the oracle, and again if that succeeded; return the findings and the rollouts, none without an oracle."""
+    """Run the oracle, and again if it succeeded; return the findings and rollouts, both empty without an oracle."""
     if settings.oracle is None:
         return [], []
     first = await stage.run("oracle", Scripted(settings.oracle))
@@ -225,7 +225,7 @@ async def _again(
         second = await stage.run("oracle-again", Scripted(oracle), score_twice=True)
     findings = compare(first, second) if settings.repeatable else list(failed_again(second))
     if not findings and (settings.repeatable or second.second_score_failed):
-        change = "a reward must not change the state that it reads; or save its first result in self"
+        change = "make the reward leave the state that it reads unchanged, or save its first result in self"
         failed = [f"the second time raised {second.second_score_failed}"] if second.second_score_failed else []
         findings = [Finding("reward", f"scored twice, {text}", change) for text in [*failed, *second.changed_scores]]
     findings += compare_state(before, shared_state(stage.cls), settings.cls.__name__, settings.shared)
@@ -243,7 +243,9 @@ async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], 
     if play.reward is not None and play.reward >= settings.threshold and not settings.idle_is_right:
         scores = dict(play.rollout.rewards) if play.rollout is not None else {}
         wrong = f"reward {play.reward} >= {settings.threshold}, {scores}"
-        change = "doing nothing must earn less than a solution; pass idle_is_right=True (--idle-is-right) if it is one"
+        change = (
+            "doing nothing must earn less than a solution; pass idle_is_right=True (--idle-is-right) if it is right"
+        )
         return [Finding("no-op", wrong, change)], play
     return [], play
 

@@ -1,4 +1,4 @@
-"""Comparison of two rollouts with the same seed, whose differences then don't come from the seed."""
+"""Comparison of two rollouts with the same seed, which should be equal."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ def _answers(first: Sequence[Message], second: Sequence[Message]) -> Iterator[Fi
     for before, after in zip(first, second, strict=False):
         if _texts([before]) != _texts([after]):
             name = f"tool {before['name']!r}" if "name" in before else "step()"
-            change = f"{SEED}, or pass repeatable=False if the world itself never answers twice the same way"
+            change = f"{SEED}, or pass repeatable=False if the world itself never answers the same way twice"
             yield Finding(
                 "seed",
                 f"{name} gave different results for the same call with the same seed{_shown([before], [after])}",
@@ -57,7 +57,7 @@ def _rewards(first: ObservedRollout, second: ObservedRollout) -> Iterator[Findin
         if before[name] != after.get(name)
     ]
     wrong = "; ".join(named) or f"the reward was {first.reward!r} and then {second.reward!r}"
-    change = f"{SEED}, or pass repeatable=False if a judge never answers twice the same way"
+    change = f"{SEED}, or pass repeatable=False if a judge never answers the same way twice"
     yield Finding("reward", f"{wrong} for the same actions with the same seed", change)
 
 

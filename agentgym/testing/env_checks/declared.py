@@ -86,8 +86,8 @@ _SPLITS: tuple[Split, Split] = ("train", "test")
 def _check_contents(train: Sequence[Task], test: Sequence[Task], *, listed: bool) -> list[Finding]:
     """Return a finding if tasks are in both splits under different ids.
 
-    In rows of data, one such task is enough. Tasks that are made from their index may be equal by chance, so all the
-    compared ones must be equal.
+    In rows of data, one such task is enough for a finding. Tasks that are made from their index may be equal by chance,
+    so there is only a finding if all the compared ones are equal.
     """
     columns = {type(task) for task in (*train, *test) if set(type(task).model_fields) > {"id", "prompt"}}
     pairs = list(zip(train, test, strict=False))

@@ -26,5 +26,5 @@ def report(name: str, findings: Sequence[Finding]) -> None:
 
 
 def counted(findings: Sequence[Finding]) -> str:
-    """Return the number of findings, as words."""
+    """Return the number of findings with its noun, as in "2 findings"."""
     return "1 finding" if len(findings) == 1 else f"{len(findings)} findings"

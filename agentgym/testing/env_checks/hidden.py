@@ -10,15 +10,15 @@ from agentgym.types.messages import Message, text_of
 from agentgym.types.task import Task
 
 CHECKS = ("solution", "check", "hidden", "hidden_tests", "verifier")
-"""Task fields that no prompt and no tool may show, if they hold at least `LONG` characters of text."""
+"""Task fields that no prompt and no tool may show, if they contain at least `LONG` characters of text."""
 ANSWERS = ("answer", "answers", "expected", "gold", "secret", *CHECKS)
-"""Fields that no tool exception may show. A tool's result may, because a tool is there to find the answer."""
+"""Fields that no tool exception may show. Tool results may show them, because tools exist to find the answer."""
 LONG = 8
 CHANGE = "keep it out of prompts, tool results, error messages, and files that the sandbox can read"
 
 
 def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[ObservedRollout]) -> list[Finding]:
-    """Return a finding for each secret, and each place where the model reads it before it wrote it itself.
+    """Return a finding for each secret that the model reads without having written it before, and each source of it.
 
     `secrets`, and a check or solution in a field of the task, must not be in any message; an answer must not be in any
     exception text. Text in the task's own prompt isn't secret.
@@ -45,7 +45,7 @@ def _all(task: Task, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _place(play: ObservedRollout, secret: str, *, anywhere: bool) -> str | None:
-    """Return where the model first reads the secret, or None if it never does or had written it before."""
+    """Return a phrase for where the model first reads the secret; None if it never does or had written it before."""
     if anywhere and any(_holds(text_of(message["content"]), secret) for message in play.prompt):
         return "the first prompt"
     for turn in play.turns:

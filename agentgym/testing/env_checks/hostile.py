@@ -1,4 +1,4 @@
-"""Check that no text or sandbox content of a policy makes the env raise, which would cost the rollout its reward."""
+"""Check that nothing the policy writes or leaves in its sandbox makes the env raise, which would lose the reward."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ NOT_OF_THE_ENV = tuple(kind.__name__ for kind in (SandboxError, EngineError, Mac
 
 
 class Raised:
-    """The errors that the env raised, each line once, with the content that caused them."""
+    """The errors that the env raised, one for each raising line, with the contents that caused them."""
 
     def __init__(self, known: Sequence[ObservedRollout]) -> None:
         self.known = {play.error for play in known}
@@ -38,7 +38,7 @@ class Raised:
             self.met.setdefault(error, []).append(what)
 
     def add_play(self, what: str, play: ObservedRollout) -> None:
-        """Record the error that ended a rollout, and those of the extra scorings after its own."""
+        """Record the error that ended a rollout, and the errors of its additional scorings."""
         failure = None if play.rollout is None else play.rollout.failure
         if play.error is not None and (failure is None or failure.type not in NOT_OF_THE_ENV):
             self.add(what, play.error)

@@ -37,7 +37,7 @@ _heard = threading.Event()
 
 
 class LeakWatch:
-    """Watches a block of code that should leave nothing behind; `left()` says in words what it left.
+    """Watches a block of code that should leave nothing behind; `left()` describes anything that it left.
 
     Anything that the process had before the block doesn't count. With `processes=False`, child processes and the
     library's own threads and tasks don't count either, because an open pool of sandboxes starts them when it needs
@@ -105,7 +105,7 @@ class LeakWatch:
                 yield f"the temporary {kind} {path} still exists"
 
     def see_tasks(self) -> None:
-        """Record the running loop's tasks, which don't count later."""
+        """Record the running loop's current tasks, which `left_tasks` doesn't report."""
         self.tasks = set(asyncio.all_tasks())
 
     async def left_tasks(self) -> list[str]:

@@ -22,7 +22,7 @@ from agentgym.types.task import StepResult
 T = TypeVar("T")
 
 RESET, SCORE = -1, -2
-"""Placeholders for a turn's number, for the parts of a rollout that belong to no turn."""
+"""Values used instead of a turn's number, for the parts of a rollout that belong to no turn."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class ObservedRollout:
     bad_rewards: dict[str, str] = field(default_factory=dict)
     changed_scores: list[str] = field(default_factory=list)
     second_score_failed: str | None = None
-    """The error of the second score."""
+    """The error of computing the second score; None if there was none."""
     waited_in_reset: bool = False
     waited_in_score: str | None = None
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -135,7 +135,7 @@ class Watching(Protocol):
 
 
 def observed_class(cls: type[Env[Any]], stage: Watching) -> type[Env[Any]]:
-    """Return a subclass with the same name that reports everything that happens to the stage."""
+    """Return a subclass with the same name that reports all its actions to the stage."""
 
     async def reset(self: Any, *, seed: int | None = None, options: Any = None) -> Any:
         play, where = stage.play, "reset() or setup()"

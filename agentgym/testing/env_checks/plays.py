@@ -19,11 +19,11 @@ from agentgym.types.rollout import Rollout
 CANCEL_GRACE_S = 30.0
 """Maximum seconds that a cancelled rollout may take to close."""
 _NAMED = "check_env-"
-"""Prefix of the last part of the id of a check's own rollout."""
+"""Prefix of the last part of the ids of a check's own rollouts."""
 
 
 def is_of_check(rollout_id: str) -> bool:
-    """Return whether an env's check ran the rollout for itself."""
+    """Return whether this is the id of a rollout that an env's check ran."""
     return rollout_id.rpartition("/")[2].startswith(_NAMED)
 
 
@@ -63,7 +63,7 @@ class Waiting(Scripted):
 
 
 class Stage:
-    """Runs rollouts of one env class in turn, and observes each."""
+    """Runs rollouts of one env class one after the other, and observes each."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Stage:
         score_twice: bool = False,
         hostile: Hostile | None = None,
     ) -> ObservedRollout:
-        """Run one rollout to its end, with `name` in its id; `error` of the result holds anything that it raises."""
+        """Run one rollout to its end, with `name` in its id; anything that it raises is in the result's `error`."""
         play = self.play = ObservedRollout(cancel_in=cancel_in, score_twice=score_twice, hostile=hostile)
         playing = self._begin(name, engine)
         cancelled = asyncio.create_task(play.cancelled.wait())

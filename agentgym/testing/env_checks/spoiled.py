@@ -80,11 +80,11 @@ class Hostile:
     text: str | None = None
     """The text that replaces everything that the model says; None changes nothing."""
     answers: Sequence[tuple[str, str | None]] = ()
-    """Answers with which the env is scored again, after their description; None is a missing answer."""
+    """Answers with which the env is scored again, each after its description; None stands for a missing answer."""
     sandbox: bool = False
     """Whether the env is scored again for each hostile content of its sandbox."""
     raised: list[tuple[str, BaseException]] = field(default_factory=list)
-    """The content that the env got in those scorings, and the error that it raised."""
+    """The descriptions of contents for which the env raised an error, each with that error."""
 
     def said(self, message: Message) -> Message:
         """Return a message with the hostile text in it."""
@@ -133,7 +133,7 @@ async def _scored(hostile: Hostile, what: str, score: Score) -> None:
 
 
 class SpoiledSandbox:
-    """A sandbox that behaves like the real one, and later as if all its files and outputs had one hostile content."""
+    """A sandbox that behaves like the real one until `spoil`, then as if all its files and outputs were hostile."""
 
     def __init__(self, real: Sandbox) -> None:
         self.real = real

@@ -16,7 +16,7 @@ def same(what: str, got: object, promised: object) -> None:
 def holds(what: str, is_so: bool) -> None:
     """Raise AssertionError if the claim is false."""
     if not is_so:
-        raise AssertionError(f"{what}: this is not true")
+        raise AssertionError(f"{what}: expected this to be true, but it is false")
 
 
 def result(what: str, got: object, **promised: object) -> ExecResult:
@@ -41,7 +41,7 @@ async def refuses(what: str, kind: type[Exception], call: Awaitable[object]) -> 
 
 
 async def raises(what: str, kind: type[Exception], call: Awaitable[object], *, content: bool = False) -> None:
-    """Raise AssertionError if the call returns, or raises anything else."""
+    """Raise AssertionError unless the call raises an error of that kind."""
     try:
         answer = await call
     except kind as error:

@@ -26,7 +26,7 @@ async def write(sandbox: Sandbox) -> None:
 
 
 async def read(sandbox: Sandbox) -> None:
-    """Check that files are read completely; a missing one is FileNotFoundError, one over the limit ValueError."""
+    """Check that files are read completely, that a missing one raises FileNotFoundError, and a large one ValueError."""
     await sandbox.exec("printf content > f; mkdir folder; ln -s /etc/passwd link")
     same("read", await sandbox.read("f"), b"content")
     await refuses("read over the limit", ValueError, sandbox.read("f", limit=3))
@@ -38,7 +38,7 @@ async def read(sandbox: Sandbox) -> None:
 
 
 async def read_text(sandbox: Sandbox) -> None:
-    """Check that files are read as UTF-8, and that other bytes are a ValueError."""
+    """Check that files are read as UTF-8, and that other bytes raise ValueError."""
     await sandbox.exec("printf 'é' > f; printf '\\377' > latin")
     same("read_text", await sandbox.read_text("f"), "é")
     await refuses("read_text over the limit", ValueError, sandbox.read_text("f", limit=1))
@@ -47,7 +47,7 @@ async def read_text(sandbox: Sandbox) -> None:
 
 
 async def list_(sandbox: Sandbox) -> None:
-    """Check that names are sorted, folders with a slash, and that a missing folder is FileNotFoundError."""
+    """Check that names are sorted, folders end with a slash, and a missing folder raises FileNotFoundError."""
     same("list of an empty folder", await sandbox.list(), [])
     await sandbox.exec("mkdir -p b/inner; touch c a")
     same("list", await sandbox.list(), ["a", "b/", "c"])
@@ -130,7 +130,7 @@ async def unpack(sandbox: Sandbox) -> None:
 
 
 async def snapshot(sandbox: Sandbox) -> None:
-    """Check that the working folder is saved to a file of this machine, and nothing over the limit."""
+    """Check that the working folder is saved to a file of this machine, and that nothing over the limit is saved."""
     await sandbox.write({"a/b": CONTENT})
     with tempfile.TemporaryDirectory(prefix="contract-") as name:
         path = Path(name, "it.tar")

@@ -52,7 +52,7 @@ async def output_limits(sandbox: Sandbox) -> None:
 
 
 async def time_limits(sandbox: Sandbox) -> None:
-    """Check that a call past its limit is ended, its output is returned, and the sandbox stays usable."""
+    """Check that a call past its limit is terminated, its output is returned, and the sandbox stays usable."""
     for name, ended in (
         ("exec", await sandbox.exec("echo begun; sleep 60", timeout_s=1.0)),
         ("python", await sandbox.python("import time\nprint('begun')\ntime.sleep(60)", timeout_s=1.0)),
@@ -64,7 +64,7 @@ async def time_limits(sandbox: Sandbox) -> None:
 
 
 async def cancellations(sandbox: Sandbox) -> None:
-    """Check that a cancelled call is ended in the sandbox, and that the sandbox stays usable."""
+    """Check that a cancelled call is terminated in the sandbox, and that the sandbox stays usable."""
     begun = asyncio.Event()
     code = "import subprocess\nsleeper = subprocess.Popen(['sleep', '74.25'])\nbegun()\nsleeper.wait()"
     running = asyncio.create_task(sandbox.python(code, functions={"begun": begun.set}, timeout_s=60))
@@ -112,7 +112,7 @@ async def functions(sandbox: Sandbox) -> None:
 
 
 async def verify(sandbox: Sandbox) -> None:
-    """Check that hidden tests give a verdict for each case; exiting early can't forge one, and no test files remain."""
+    """Check that hidden tests return a verdict per case, an early exit can't forge one, and no test files remain."""
     await sandbox.write({"work.py": "def double(number): return 2 * number\n"})
     verdict = _verdict("verify(code=)", await sandbox.verify(code=TESTS))
     same("the cases", sorted(verdict.cases), ["test_none", "test_two"])

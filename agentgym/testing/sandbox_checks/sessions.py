@@ -27,7 +27,7 @@ listener.getsockname()[1]
 
 
 async def digest(sandbox: Sandbox) -> None:
-    """Check that the digest is a text, which should name everything that the sandbox is made of."""
+    """Check that the digest is non-empty text, which should identify everything that the sandbox is made of."""
     same("the type of digest", type(sandbox.digest).__name__, "str")
     holds("digest is not empty", bool(sandbox.digest))
 
@@ -56,7 +56,7 @@ async def requests(sandbox: Sandbox) -> None:
 
 
 async def port(sandbox: Sandbox) -> None:
-    """Check that an address leads to the sandbox's server; ValueError is allowed without a separate network."""
+    """Check that an address leads to the sandbox's server; without a separate network, ValueError is allowed."""
     for wrong in (0, 65536):
         await raises(f"port {wrong}", ValueError, _greeting(sandbox, wrong))
     served = await sandbox.python(SERVE)
@@ -78,7 +78,7 @@ async def _greeting(sandbox: Sandbox, number: int) -> bytes:
 
 
 async def service(sandbox: Sandbox) -> None:
-    """Check that an unknown service is a ValueError."""
+    """Check that an unknown service raises ValueError."""
     try:
         found = sandbox.service("no-such-service")
     except ValueError:

@@ -16,14 +16,14 @@ _DETAILS = ("auto", "low", "high")
 
 
 def content_of(value: Any, where: str, role: str | None = None) -> Any:
-    """Return a content in the form in which it is stored: text, or a list of parts in the OpenAI format, with an image.
+    """Return a message's content in stored form: text, or a list of parts in the OpenAI format if it has an image.
 
     A list may contain texts, `ag.Image` objects and parts. Without an image it becomes one text, a line for each
     part.
 
     Args:
         value: The content.
-        where: Its place for error messages, such as "messages[0].content".
+        where: The path of the content in error messages, such as "messages[0].content".
         role: The role of its message; an image then requires the role "user" or "tool". None allows any.
 
     Raises:
@@ -48,7 +48,7 @@ def content_of(value: Any, where: str, role: str | None = None) -> Any:
 
 
 def kept_message(message: Any, where: str) -> Any:
-    """Return a message with its content in the form in which it is stored.
+    """Return a message with its content in stored form.
 
     Raises:
         ValueError: If the content is invalid; the message names the part.
@@ -88,7 +88,7 @@ def _image_url(given: Any, where: str) -> dict[str, str]:
         raise ValueError(f"{where}: must be an object with a url field, got {type(given).__name__}")
     kept = {name: value for name, value in given.items() if value is not None}
     if unknown := sorted(map(str, kept.keys() - {"url", "detail"})):
-        raise ValueError(f"{where}: must have only the fields url and detail, got also {unknown[0]!r:.80}")
+        raise ValueError(f"{where}: may only have the fields url and detail, but also has {unknown[0]!r:.80}")
     try:
         Image.from_data_url(kept.get("url", ""))
     except ValueError as error:
@@ -116,7 +116,7 @@ def image_of(part: Any) -> Image:
 
 
 def first_image(messages: Sequence[Any]) -> str | None:
-    """Return the place of the first image, such as "messages[0].content[1]", or None if there is none."""
+    """Return the path of the first image, such as "messages[0].content[1]", or None if there is none."""
     for place, message in enumerate(messages):
         content = message.get("content")
         for at, part in enumerate(content if isinstance(content, list | tuple) else ()):

@@ -362,7 +362,7 @@ async def test_tokens_from_an_endpoint_are_never_trained_on() -> None:
     rollout, _ = await play(buys)
     assert {v.version for s in rollout.segments for t in s.turns for v in t.versions} == {NO_POLICY}
     group = Group(group_id=TASK.id, rollouts=(rollout,))
-    with pytest.raises(ValueError, match=r"^rollout '0/0': was sampled from an endpoint.*ag\.TransformersEngine"):
+    with pytest.raises(ValueError, match=r"^rollout '0/0' was sampled from an endpoint.*ag\.TransformersEngine"):
         build_samples([group])
     with pytest.raises(ValueError, match="was sampled from an endpoint"):
         demonstrations([rollout])

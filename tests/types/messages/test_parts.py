@@ -42,7 +42,7 @@ def test_content_is_stored_as_text_or_as_parts_with_an_image(given: Any, kept: A
         ([{"type": "image_url", "image_url": URL}], r"^content\[0\]\.image_url: must be an object .*, got str"),
         ([{"type": "image_url", "image_url": {"url": URL[:-1]}}], r"^content\[0\]\.image_url\.url: .* is not base64"),
         ([{"type": "image_url", "image_url": {}}], r"^content\[0\]\.image_url\.url: must be a base64 data URL"),
-        ([{"type": "image_url", "image_url": {"url": URL, "x": 1}}], r"^content\[0\]\.image_url: .*, got also 'x'"),
+        ([{"type": "image_url", "image_url": {"url": URL, "x": 1}}], r"^content\[0\]\.image_url: .*, but also has 'x'"),
         ([{"type": "image_url", "image_url": {"url": URL, "detail": "?"}}], r"image_url\.detail: must be one of auto"),
         ([{**PART, "cache_control": {}}], r"^content\[0\]: must be .*cache_control"),
     ],

@@ -3,7 +3,7 @@
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"reward: scored twice, 'right' was 1\.0 and then 0\.5: a reward must not change the state that it reads"
+FOUND = r"reward: scored twice, 'right' was 1\.0 and then 0\.5: make the reward leave the state that it reads unchanged"
 
 
 class Planted(Looking):

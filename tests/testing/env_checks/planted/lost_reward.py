@@ -4,7 +4,7 @@ from tests.testing.env_checks.looking import Looking
 
 FOUND = (
     r"reward: Planted\.right overrides an @ag\.reward of Looking without the decorator: put @ag\.reward on it"
-    r"|'right' of Planted: overridden without @ag\.reward"
+    r"|'right' of Planted is overridden without @ag\.reward"
 )
 
 

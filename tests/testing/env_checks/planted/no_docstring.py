@@ -3,7 +3,7 @@
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"(tool: )?tool 'smell' of Planted: needs a docstring, which the model reads"
+FOUND = r"(tool: )?tool 'smell' of Planted needs a docstring, which the model reads"
 
 
 def planted() -> type[Looking]:
