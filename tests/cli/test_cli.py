@@ -297,7 +297,8 @@ def test_ls_with_an_unknown_name_prints_one_line_with_the_fix(capsys: pytest.Cap
     assert code == 1
     unknown, missing = said.splitlines()[-2:]
     assert unknown.startswith("there is no environment 'my_env'; ")
-    assert unknown.endswith("create one with `agentgym new`, or give a class as module:Class or path/env.py:Class")
+    assert "create one with `agentgym new`, or give a class as module:Class or path/env.py:Class" in unknown
+    assert unknown.endswith(" (the name in its @ag.register is known only after its module is imported)")
     assert missing == "env 'no.such.module:Env': ModuleNotFoundError: No module named 'no'"
 
 
