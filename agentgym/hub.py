@@ -18,6 +18,8 @@ _URL = re.compile("https?:/")  # a Path collapses two slashes into one
 HUB = "https://huggingface.co"
 REACH_S = 5.0
 """Timeout in seconds for a connection to the model hub."""
+ROLLOUTS = "rollouts.sqlite"
+"""The file of rollouts in the folder of a run or an evaluation, which is not the folder of a model."""
 WANTED = "give the folder of a whole model, or a name on the Hugging Face hub"
 
 
@@ -64,6 +66,10 @@ def refuse_missing(model: Path | str, field: str = "model") -> None:
         raise ValueError(
             f"{field}: there is no folder {model}; give one that exists, or a name on the Hugging Face hub"
         )
+    if _exists(Path(model, ROLLOUTS)) and not _exists(Path(model, "config.json")):
+        trained = next((path for name in ("model", "adapter") if (path := Path(model, name)).is_dir()), None)
+        meant = f"did you mean {trained}?" if trained else f"give the model that it evaluated, or {WANTED}"
+        raise ValueError(f"{field}: {model} is the folder of a run or an evaluation, not of a model; {meant}")
 
 
 def refuse_unreachable(model: Path | str, field: str = "model") -> None:

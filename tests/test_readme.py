@@ -58,11 +58,11 @@ def test_the_file_trains_and_its_adapter_is_evaluated_and_compared(folder: Path,
             "--n",
             "4",
             "--output-dir",
-            f"runs/eval-lookup/{name}",
+            f"runs/eval-Lookup/{name}",
         ]
         done = installed.run("agentgym", *words, *unprotected, cwd=folder)
         assert done.returncode == 0, done.stderr[-3000:]
-    done = installed.run("agentgym", "compare", "runs/eval-lookup/A", "runs/eval-lookup/B", cwd=folder)
+    done = installed.run("agentgym", "compare", "runs/eval-Lookup/A", "runs/eval-Lookup/B", cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

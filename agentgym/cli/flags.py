@@ -40,6 +40,8 @@ NO_MODEL = "MODEL"
 """Placeholder for the model of a role that only the command line names, until its flag is read."""
 ROLE = re.compile(r"--models[.]([\w-]+)")
 """Prefix of a model role's flags, with the role's name."""
+AT_A_URL = re.compile(r"--models[.]([\w-]+)[.](url|api[-_]key[-_]env)(=|$)")
+"""Flags of a model role at a chat endpoint, which an evaluation has and a run doesn't."""
 KIND = "kind"
 """The flag that selects the kind of a part, such as `--engine sglang`, stored among the fields of all kinds."""
 ABOUT_ENGINES = (
@@ -90,6 +92,7 @@ def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
             _typed(tree), default=_switches(tree), args=words, return_unknown_args=True, add_help=False
         )
     others = [word for word in rest if word not in HELP]
+    _refuse_urls(others)
     below = open_flags(others, (ENV,), known=_known(recipe, tree))
     env = {flag.removeprefix(ENV): text for flag, text in below.items()}
     return Given(_typed_alone(found, tree), env, help=len(others) < len(rest))
@@ -122,7 +125,7 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
             if begun != run.max_steps and is_first():
                 other = f"--max-steps {run.max_steps} uses the recipe's"
                 sys.stderr.write(
-                    f"{run.name}: max_steps: continuing to the {begun} steps that the run was started with; {other}\n"
+                    f"{run.name}: max_steps: continuing to {begun} steps, as when the run last started; {other}\n"
                 )
             run = replace(run, max_steps=begun)
         run = _with_env(run, given.env)
@@ -193,6 +196,18 @@ def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterabl
             raise RefusedWords(f"{flag}: expected a value")
         found[flag] = value
     return found
+
+
+def _refuse_urls(words: Iterable[str]) -> None:
+    """Raise RefusedWords that explains how a run queries a model at a URL, if a word is a flag for that."""
+    for word in words:
+        if (match := AT_A_URL.match(word)) is not None:
+            flag, name = word.partition("=")[0], match[1]
+            raise RefusedWords(
+                f"{flag}: only `agentgym eval` and `rescore` have this flag; in training, a function opens the "
+                f"endpoint: put `def open_model(model): return ag.Endpoint(URL, model=str(model))` into a file such as "
+                f"my_models.py, and pass --models.{name}.model MODEL --models.{name}.engine my_models:open_model"
+            )
 
 
 def without_flags(words: Iterable[str], valued: Sequence[str], *, switches: Sequence[str] = ()) -> list[str]:

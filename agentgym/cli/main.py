@@ -7,7 +7,8 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
-from typing import Annotated, Any, Union, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_type_hints
 
 import tyro
 
@@ -194,14 +195,22 @@ def _unrun(command: Callable[..., int]) -> Callable[..., Any]:
         return partial(command, *values, **named)
 
     update_wrapper(read, command)
-    hinted = tyro.conf.arg(help_behavior_hint=_hint)
     kinds = get_type_hints(command, include_extras=True)
-    read.__annotations__ = {name: Annotated[kind, hinted] for name, kind in kinds.items()}
+    read.__annotations__ = {
+        name: Annotated[kind, tyro.conf.arg(help_behavior_hint=_hint, metavar=_metavar(name, kind))]
+        for name, kind in kinds.items()
+    }
     given = inspect.signature(command)
     of = [one.replace(annotation=read.__annotations__[name]) for name, one in given.parameters.items()]
     read.__signature__ = given.replace(parameters=of)  # type: ignore[attr-defined]
     del read.__wrapped__  # type: ignore[attr-defined]
     return read
+
+
+def _metavar(name: str, kind: Any) -> str | None:
+    """Return the word for an argument's value in the help: its name if it has no flag, or None for tyro's word."""
+    one = get_args(kind)[:1] in ((str,), (Path,))
+    return name.upper() if one and tyro.conf.Positional in getattr(kind, "__metadata__", ()) else None
 
 
 def _hint(default: str) -> str:

@@ -89,14 +89,20 @@ class Rows(Sequence[TaskT], Generic[TaskT]):
 
 
 @contextmanager
-def naming_row(number: int) -> Iterator[None]:
-    """Turn the error of an invalid row into a one-line ValueError with the row's number and the field."""
+def naming_row(number: int, missing: str = "") -> Iterator[None]:
+    """Turn the error of an invalid row into a one-line ValueError with the row's number and the field.
+
+    Args:
+        number: The row's number.
+        missing: The end of the message if the row lacks a required field: what to do about it.
+    """
     try:
         yield
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"data: row {number}: {where}: {first['msg']}, got {first['input']!r:.80}") from error
+        advice = missing if first["type"] == "missing" else ""
+        raise ValueError(f"data: row {number}: {where}: {first['msg']}, got {first['input']!r:.80}{advice}") from error
     except ValueError as error:
         raise ValueError(f"data: row {number}: {error}") from error
 

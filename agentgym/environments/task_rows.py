@@ -116,7 +116,8 @@ class TaskRows(Sequence[Any]):
         if isinstance(index, slice):
             return TaskRows(self.env, self.rows, self.indices[index])
         number = self.indices[index]
-        with naming_row(number):
+        renamed = f"; if other columns hold the fields, use ag.Rows(data, {task_type(self.env).__name__}, ...)"
+        with naming_row(number, missing=renamed):
             return as_task(self.env, self.rows[number])
 
 

@@ -24,7 +24,7 @@ from agentgym.files.foreign.opening import read_bytes
 from agentgym.files.held import Change
 from agentgym.seeds import VERSION as DERIVATION
 from agentgym.store.reader import RolloutStore
-from agentgym.store.run_settings import FORMAT, SETTINGS, begun_envs, refuse_other_format, versions
+from agentgym.store.run_settings import FORMAT, SETTINGS, begun_envs, is_run, refuse_other_format, versions
 from agentgym.store.schema import FILE
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
@@ -195,8 +195,13 @@ def kept_in(
     refuse_unkept(tasks)
     make_folder(folder)
     with hold_folder(folder) as held:
+        if is_run(folder):
+            raise ValueError(
+                f"output_dir: {folder} is the folder of a training run, not of an evaluation; use another folder (a "
+                f"recipe resumes its run with --resume {folder})"
+            )
         if (folder / FILE).is_file() and not resume:
-            raise ValueError(f"output_dir: {folder} already holds rollouts; resume it, or use another folder")
+            raise ValueError(f"output_dir: {folder} already holds an evaluation; resume it, or use another folder")
         if resume and (folder / SETTINGS).is_file():
             _check_settings(folder, settings)
             refuse_other_format(folder)

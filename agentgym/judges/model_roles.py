@@ -161,8 +161,8 @@ def _how(name: str) -> str:
     """Return the instructions for setting a model role."""
     return (
         f'Pass it as models={{"{name}": engine}} to ag.rollout, run_groups, evaluate, Scheduler or check_env, or in a '
-        f'recipe as models={{"{name}": ag.ModelRoleConfig(model=...)}}; on the command line --models.{name}.model '
-        f"MODEL, and for `agentgym eval` also --models.{name}.url"
+        f'recipe as models={{"{name}": ag.ModelRoleConfig(model=...)}}; recipes, `agentgym train` and `agentgym eval` '
+        f"take --models.{name}.model MODEL, and `agentgym eval` also --models.{name}.url URL"
     )
 
 

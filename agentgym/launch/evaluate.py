@@ -66,8 +66,8 @@ async def evaluate(
     Args:
         env: The env's class, its registered name, or its location, such as `"my_env:Pointers"`.
         model: An open engine, a model's folder or hub name, an adapter's folder, or the URL of a chat endpoint.
-        n: Number of tasks to run, from the start of the split or of `tasks`; None runs 128. If there
-            are fewer, a warning is logged.
+        n: Number of tasks to run, from the start of the split or of `tasks`; None runs the first
+            128, or all if there are fewer. If `n` is more than there are, a warning is logged.
         k: Number of attempts per task.
         seed: Seed of all random draws. Each attempt at a task has different draws; the same seed repeats them.
         solved: Minimum reward of an attempt that solves its task.

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -21,6 +20,7 @@ from agentgym.files.foreign.content import DAMAGE, parsed
 from agentgym.files.foreign.opening import UnreadableFileError, opened
 from agentgym.files.foreign.values import numbers, whole
 from agentgym.files.names import whole_path
+from agentgym.run.summary import rewards_at_ends
 
 METRICS = "metrics.jsonl"
 """The metrics file in the run's folder."""
@@ -223,12 +223,12 @@ class MetricsLogger:
             os.fsync(self._file)
 
     def summary(self) -> dict[str, Any]:
-        """Return totals, and the mean reward of the first five and of the last five steps."""
-        rewards = [reward for row in self.rows if (reward := row.get("reward")) is not None]
+        """Return totals, and the mean reward of the first and of the last steps, as in the final report."""
+        first, last, _ = rewards_at_ends(self.rows) or (None, None, 0)
         calls = sum((row.get("rollout/tool_calls") or 0) * (row.get("rollouts/finished") or 0) for row in self.rows)
         return {
-            "reward_first": round(float(np.mean(rewards[:5])), 4) if rewards else None,
-            "reward_last": round(float(np.mean(rewards[-5:])), 4) if rewards else None,
+            "reward_first": None if first is None else round(first, 4),
+            "reward_last": None if last is None else round(last, 4),
             "steps": len(self.rows),
             "rollouts": int(sum(row.get("rollouts/started") or 0 for row in self.rows)),
             "tool_calls": round(calls),

@@ -1,6 +1,7 @@
 """Opening of a run's engine (once for all processes), sandboxes and model roles."""
 
 import inspect
+import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -134,6 +135,11 @@ def server_settings(run: RunConfig, config: SGLangConfig) -> SGLangConfig:
     return replace(config, max_lora_rank=max(config.max_lora_rank, run.train.lora_rank))
 
 
+def server_line(said: str) -> str:
+    """Return a progress message of a server as one line of at most 88 characters, without a cut word at its end."""
+    return f"server: {textwrap.shorten(said, 80, placeholder=' ...')}"
+
+
 @asynccontextmanager
 async def _shared(
     named: Path | str,
@@ -147,7 +153,7 @@ async def _shared(
         model,
         config,
         tokenizer=tokenizer,
-        progress=lambda said: progress(f"server: {said[:80]}"),
+        progress=lambda said: progress(server_line(said)),
         trainers=peers.gpus,
     )
     if config.urls or peers.world == 1:

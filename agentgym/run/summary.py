@@ -14,6 +14,8 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import FailureCounts, ToolCounts
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
+ENDS = 5
+"""Number of steps at each end of a run over which the report and summary.json average the reward."""
 MOST = 5
 """Maximum number of different errors or kinds of failures that a summary names."""
 
@@ -94,7 +96,7 @@ counts it.
 
 
 def account(
-    rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], lost: Mapping[str, int] = NOTHING, last: int = 5
+    rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], lost: Mapping[str, int] = NOTHING
 ) -> list[str]:
     """Return the lines of the report: what was learned, what wasn't learned from and why, and what was cut off.
 
@@ -102,7 +104,7 @@ def account(
     rollouts.
     """
     return [
-        *under(_verdict(rows, held_out, last), _learned(rows, held_out, last)),
+        *under(_verdict(rows, held_out), _learned(rows, held_out)),
         *under("branches", _branches(rows)),
         *under("critic", _critic(rows)),
         *under("not learned from", _unlearned(rows)),
@@ -122,35 +124,47 @@ def under(heading: str, lines: Sequence[str]) -> list[str]:
     return [f"{indent if number else heading + ': '}{line}" for number, line in enumerate(lines)]
 
 
-def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int) -> list[str]:
+def rewards_at_ends(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] | None:
+    """Return the mean reward of the first and of the last steps, and the number of steps in each mean.
+
+    That number is 5, or 1 if no more than 5 steps have a reward, because both means would be of the same steps.
+    Returns None if no step has a reward.
+    """
+    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
+    if not rewards:
+        return None
+    many = ENDS if len(rewards) > ENDS else 1
+    return fmean(rewards[:many]), fmean(rewards[-many:]), many
+
+
+def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -> list[str]:
     steps = _total(rows, "train/optimizer_steps")
     if not steps:
         return ["nothing; no optimizer step was taken"] if rows else []
     said = []
-    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
-    if rewards:
-        ends = f"{fmean(rewards[:last]):.2f} in the first {last} steps, {fmean(rewards[-last:]):.2f} in the last {last}"
-        said.append(
-            f"reward {ends}" if len(rewards) > last else f"reward {rewards[0]:.2f} at first, {rewards[-1]:.2f} at last"
-        )
-    if shares := [share for row in rows if (share := row.get("oversample/cut_share"))]:
-        many = f"{sum(shares) / len(rows):.0%} of a group's rollouts were cut before they ended"
-        said.append(f"these rewards are those of the rollouts that ended first: {many}, without a reward")
     if len(held_out) > 1:
         said.append(f"held-out reward {held_out[min(held_out)]:.2f} at first, {held_out[max(held_out)]:.2f} at last")
+    if (ends := rewards_at_ends(rows)) is not None:
+        first, end, many = ends
+        of_first, of_last = (
+            ("the first step", "the last") if many == 1 else (f"the first {many} steps", f"the last {many}")
+        )
+        said.append(f"training reward {first:.2f} in {of_first}, {end:.2f} in {of_last}")
+    if shares := [share for row in rows if (share := row.get("oversample/cut_share"))]:
+        cut = f"{sum(shares) / len(rows):.0%} of a group's rollouts were cut before they ended"
+        said.append(f"these training rewards are those of the rollouts that ended first: {cut}, without a reward")
     rollouts = f"{_total(rows, 'samples/rollouts_trained'):,} of {_total(rows, 'rollouts/started'):,} rollouts"
     return [*said, f"{steps:,} optimizer steps on {rollouts}, {_total(rows, 'train/trained_tokens'):,} tokens"]
 
 
-def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int) -> str:
+def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -> str:
     """Return whether the held-out reward (the training reward if there is none) rose, fell or stayed."""
     if not _total(rows, "train/optimizer_steps"):
         return "learned"
     if len(held_out) > 1:
         first, end = held_out[min(held_out)], held_out[max(held_out)]
-    elif rewards := [row["reward"] for row in rows if row.get("reward") is not None]:
-        many = last if len(rewards) > last else 1
-        first, end = fmean(rewards[:many]), fmean(rewards[-many:])
+    elif (ends := rewards_at_ends(rows)) is not None:
+        first, end, _ = ends
     else:
         return "learned"
     first, end = round(first, 2), round(end, 2)

@@ -308,7 +308,10 @@ class Rollout:
 
     @property
     def messages(self) -> list[Message]:
-        """The model's messages, turn by turn, without those of branches."""
+        """The model's own messages, turn by turn, without those of branches.
+
+        `transcript()` has the whole conversation.
+        """
         return [turn.message for segment in self.own_segments for turn in segment.turns]
 
 

@@ -82,7 +82,9 @@ else:
 class Task(BaseModel):
     """One row of a data set: frozen, validated by field name; `id` is the group key of its rollouts.
 
-    `prompt` also accepts text or a list with images (one user message), or any messages; `id` also accepts an integer.
+    `prompt` accepts text or a list with images (one user message), one message, or a sequence of messages. However it
+    was given, reading it returns a tuple of messages: the text of a task with one user message is
+    `task.prompt[0]["content"]`. `id` also accepts an integer, and is text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -100,7 +100,7 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest_one(
         (("show", "one", "two"), "show: unexpected argument 'two'; see `agentgym show --help`"),
         (
             ("show",),
-            "show: PATH is missing: the folder of the run, which holds rollouts.sqlite; see `agentgym show --help`",
+            "show: RUN is missing: the folder of the run, which holds rollouts.sqlite; see `agentgym show --help`",
         ),
         (
             ("show", "run", "--worst", "a"),
@@ -164,6 +164,17 @@ def test_the_usage_of_ls_names_its_argument_once(capsys: pytest.CaptureFixture[s
         cli.main(["ls", "--help"])
     usage = capsys.readouterr().out.partition("\n")[0]
     assert usage == "usage: agentgym ls [-h] [ENV ...]"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"), [("eval", "ENV"), ("new", "FOLDER"), ("show", "RUN"), ("compare", "ONE OTHER")]
+)
+def test_the_usage_of_a_command_calls_its_arguments_by_their_names(
+    command: str, arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([command, "--help"])
+    assert f" {arguments}" in capsys.readouterr().out.partition("\n")[0]
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,7 +297,8 @@ def test_ls_with_an_unknown_name_prints_one_line_with_the_fix(capsys: pytest.Cap
     assert code == 1
     unknown, missing = said.splitlines()[-2:]
     assert unknown.startswith("there is no environment 'my_env'; ")
-    assert unknown.endswith("create one with `agentgym new`, or give a class as module:Class or path/env.py:Class")
+    assert "create one with `agentgym new`, or give a class as module:Class or path/env.py:Class" in unknown
+    assert unknown.endswith(" (the name in its @ag.register is known only after its module is imported)")
     assert missing == "env 'no.such.module:Env': ModuleNotFoundError: No module named 'no'"
 
 

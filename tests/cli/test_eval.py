@@ -131,7 +131,7 @@ def test_an_unused_model_role_is_warned_about(
     assert run(capsys, *asked)[0] == 0
     assert "Alone: no rollout has queried the model 'jugde'; did you mean 'judge'?" in caplog.messages
     assert any(
-        "on the command line --models.judge.model MODEL, and for `agentgym eval` also --models.judge.url" in line
+        "recipes, `agentgym train` and `agentgym eval` take --models.judge.model MODEL" in line
         for line in caplog.messages
     )
 
@@ -191,6 +191,13 @@ def test_a_folder_without_an_evaluation_cannot_be_compared(capsys: pytest.Captur
     code, _, err = run(capsys, "compare", str(tmp_path), str(tmp_path))
     assert code == 1
     assert "holds no rollouts.sqlite" in err
+
+
+def test_comparing_a_run_with_itself_by_one_folder_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "compare", "run", "--phase", "before", "after")
+    assert code == 1
+    assert err.startswith("agentgym: other: there is no folder after; to compare two evaluations of one run, ")
+    assert err.endswith(" compare run run --phase before after\n")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,8 @@ def test_a_new_folder_has_the_files_of_its_kind_with_its_own_names(
     said = capsys.readouterr().out.splitlines()
     assert said[:-1] == [f"wrote my_shop/{name}" for name in ("README.md", "__init__.py", "env.py", "test_my_shop.py")]
     assert said[-1].startswith("next: pytest my_shop; then agentgym check my_shop,")
+    [train] = re.findall(r"^agentgym train .*?(?=    #)", files["README.md"], re.MULTILINE)
+    assert said[-1].endswith(f" and {train}")
 
 
 def test_the_new_tool_env_is_ten_lines_of_code() -> None:
@@ -61,6 +64,10 @@ def test_the_new_tool_env_is_ten_lines_of_code() -> None:
         ("json", "folder: a Python package json already exists; choose another name, such as my_json"),
         ("pydantic", "folder: a Python package pydantic already exists; choose another name, such as my_pydantic"),
         ("there", "folder: there already exists; choose another name, or remove it first"),
+        (
+            "shop",
+            "folder: shop would hide the file shop.py: Python would import the folder instead; choose another name",
+        ),
         ("no/where/shop", "folder: there is no folder no/where; create it first"),
     ],
 )
@@ -69,11 +76,12 @@ def test_an_invalid_name_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
+    (tmp_path / "shop.py").touch()
     assert cli.main(["new", name]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"agentgym: {said}")
     assert error.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shop.py", "there"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")

@@ -42,6 +42,7 @@ RUN = tuple(
         "own-sandbox",
         "resources",
         "rewards",
+        "rollouts",
         "sandbox-images",
         "sandbox-settings",
         "sandboxes",

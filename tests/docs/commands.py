@@ -45,7 +45,7 @@ NOT_RUN = {
     r"uv ": "needs uv and the network",
     r"(twine|git) ": "is part of a release",
     r"(python|python -m pytest) lookup\.py$": "tests/test_readme.py runs the file",
-    r"agentgym (eval lookup:Lookup --model|compare runs/eval-lookup/)": "tests/test_readme.py runs it",
+    r"agentgym (eval lookup:Lookup --model|compare runs/eval-Lookup/)": "tests/test_readme.py runs it",
     r"python -m pytest envs/": "make test runs it",
     r"python -m sglang\.launch_server ": "needs a GPU; tests/benchmarks/test_gpu_docs.py reads its flags",
     r"python -m benchmarks\.sandbox ": "takes an hour; .ci/run calls its --help",

@@ -135,7 +135,7 @@ def recipe_in(module: str) -> Any:
 def test_everything_that_a_command_names_exists(command: Command) -> None:
     """Extras are in pyproject.toml, targets in the Makefile, modules and folders in the checkout."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    if found := re.search(r"(?:agentgym|whl|\.)\[([\w,]+)\]", command.text):
+    if found := re.search(r"(?:agentgym-kit|whl|\.)\[([\w,]+)\]", command.text):
         assert set(found[1].split(",")) <= set(extras)
     for folder in re.findall(r"pytest (\S+)", command.text):
         assert (ROOT / folder).exists() or folder in files_in(ROOT / "README.md")

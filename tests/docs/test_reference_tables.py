@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+import agentgym as ag
 from tests.docs.blocks import DOCS, ROOT
 
 TYPES = re.findall(r"^\| `(\w+)` \| `(agentgym[\w.]*)` \|", (DOCS / "concepts/token.md").read_text(), re.MULTILINE)
@@ -27,6 +28,13 @@ def test_the_map_has_every_package_in_import_order() -> None:
     ]
     drawn = re.findall(r"^  (\w+)(?:/|\.py) ", (DOCS / "architecture.md").read_text(), re.MULTILINE)
     assert drawn == [room for room in order if "." not in room]
+
+
+def test_the_page_on_rollouts_lists_exactly_the_public_members_of_a_rollout() -> None:
+    page = (DOCS / "rollouts.md").read_text()
+    cells = re.findall(r"^\| (`.*?) \|", page.partition("\n## The conversation")[0], re.MULTILINE)
+    listed = [name for cell in cells if cell != "member of `ag.Rollout`" for name in re.findall(r"`(\w+)", cell)]
+    assert sorted(listed) == [name for name in dir(ag.Rollout) if not name.startswith("_")]
 
 
 def test_the_types_are_in_the_table() -> None:

@@ -167,8 +167,11 @@ async def test_rollouts_groups_and_batches_accept_rows() -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"id": "b"}, "prompt: Field required"),
-        ({"id": "b", "prompt": "x", "answer": "1", "answr": "y"}, "answr: Extra inputs are not permitted, got 'y'"),
+        (
+            {"id": "b"},
+            r"prompt: Field required, got .*; if other columns hold the fields, use ag.Rows\(data, Sum, ...\)$",
+        ),
+        ({"id": "b", "prompt": "x", "answer": "1", "answr": "y"}, "answr: Extra inputs are not permitted, got 'y'$"),
         ({"id": "\ud800", "prompt": "x", "answer": "y"}, "id: Input should be a valid string"),
         (None, "task: Sums needs a Sum or a dict of its fields, got None"),
     ],

@@ -21,6 +21,7 @@ from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.opening import name_of, open_engine
 from agentgym.store.reader import RolloutStore
+from agentgym.store.run_settings import write_settings
 from agentgym.train import Trainer
 from tests.evals.killed_script import AT_ONCE, TASKS, K
 
@@ -309,7 +310,7 @@ async def test_failed_rollouts_are_run_again_only_on_request(tmp_path: Path) -> 
 async def test_a_folder_is_resumed_with_its_original_settings_and_tasks(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     await ag.evaluate(Even, engine, output_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"^output_dir: .* already holds rollouts; resume it"):
+    with pytest.raises(ValueError, match=r"^output_dir: .* already holds an evaluation; resume it"):
         await ag.evaluate(Even, engine, output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^env: .* was started with '.*:Even'"):
         await ag.evaluate(Vowel, engine, output_dir=tmp_path, resume=True)
@@ -321,6 +322,13 @@ async def test_a_folder_is_resumed_with_its_original_settings_and_tasks(tmp_path
     await ag.evaluate(Even, engine, output_dir=given, tasks=[ag.Task(id="a", prompt="x")])
     with pytest.raises(ValueError, match=r"^tasks: task 'a' has changed since"):
         await ag.evaluate(Even, engine, output_dir=given, tasks=[ag.Task(id="a", prompt="y")], resume=True)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_the_folder_of_a_training_run_is_refused_as_an_evaluations(resume: bool, tmp_path: Path) -> None:
+    write_settings(tmp_path, ag.RunConfig(recipe="even", env="even:Even", model="tiny"))
+    with pytest.raises(ValueError, match=r"^output_dir: .* is the folder of a training run, not of an evaluation; "):
+        await ag.evaluate(Even, Scripted(lambda text: say("ab")), output_dir=tmp_path, resume=resume)
 
 
 async def test_a_changed_env_causes_a_warning_and_unreadable_settings_are_refused(

@@ -19,10 +19,11 @@ from agentgym.cli.output import RefusedWords
 from agentgym.cli.recipe import finished, main, program, resume_command, settings
 from agentgym.engines.scripted import Scripted
 from agentgym.errors.extras import install_line
-from agentgym.hub import find_model, loading, of_field
-from agentgym.run.open_collector import server_settings
+from agentgym.hub import ROLLOUTS, find_model, loading, of_field
+from agentgym.run.open_collector import server_line, server_settings
 from agentgym.run.preflight import warn_of_engine_limits
 from agentgym.store.run_settings import refuse_changes, write_settings
+from agentgym.store.schema import FILE
 from recipes.bisect_turns import RECIPE as TURNS
 from recipes.chase_grpo import RECIPE
 
@@ -168,6 +169,12 @@ def test_a_launched_server_accepts_adapters_of_the_trainers_rank() -> None:
     assert server_settings(run, run.engine).max_lora_rank == 32
 
 
+def test_a_servers_long_message_is_cut_between_two_words() -> None:
+    said = server_line("3 s of at most 600 s: " + "loading " * 20)
+    assert said == "server: 3 s of at most 600 s: " + "loading " * 6 + "..."
+    assert server_line("loading\nweights") == "server: loading weights"
+
+
 def test_dora_is_refused_if_no_server_supports_it() -> None:
     run = settings(RECIPE, ["--train.dora"])
     assert run.train.dora
@@ -236,7 +243,7 @@ def test_a_resumed_run_keeps_its_steps_and_says_so_if_the_recipe_differs(
     write_settings(tmp_path, replace(RECIPE, max_steps=2))
     assert settings(RECIPE, ["--resume", str(tmp_path)]).max_steps == 2
     other = f"--max-steps {RECIPE.max_steps} uses the recipe's"
-    told = f"chase_grpo: max_steps: continuing to the 2 steps that the run was started with; {other}\n"
+    told = f"chase_grpo: max_steps: continuing to 2 steps, as when the run last started; {other}\n"
     assert capsys.readouterr().err == told
     settings(replace(RECIPE, max_steps=2), ["--resume", str(tmp_path)])
     assert capsys.readouterr().err == ""
@@ -489,6 +496,14 @@ def test_a_wrong_flag_is_refused_even_if_the_env_cannot_be_found() -> None:
         settings(replace(RECIPE, env="no_such_module:Env"), ["--setps", "1"])
 
 
+@pytest.mark.parametrize("flag", ["url", "api-key-env", "api_key_env"])
+def test_the_refusal_of_a_model_roles_url_says_how_a_run_uses_an_endpoint(flag: str) -> None:
+    typed = f"--models.judge.{flag}"
+    with pytest.raises(RefusedWords, match=f"^{typed}: only `agentgym eval` and `rescore` have this flag") as refused:
+        settings(RECIPE, ["--models.judge.model", "fake-1", typed, "http://localhost/v1"])
+    assert str(refused.value).endswith("--models.judge.model MODEL --models.judge.engine my_models:open_model")
+
+
 def test_a_refused_resume_suggests_merging_only_if_there_is_an_adapter(tmp_path: Path) -> None:
     write_settings(tmp_path, settings(RECIPE, []))
     with pytest.raises(ValueError, match=r"^resume: .*, or start a new run in another output_dir$"):
@@ -504,6 +519,19 @@ def test_a_teacher_that_cannot_be_loaded_is_called_the_teacher(tmp_path: Path) -
     named = rf"^teacher: {tmp_path} cannot be loaded"
     with pytest.raises(ValueError, match=named), of_field("teacher"), loading(tmp_path):
         raise OSError("nobody is there")
+
+
+@pytest.mark.parametrize(
+    ("holds", "said"), [(None, "give the model that it evaluated, or"), ("model", "did you mean .*/model")]
+)
+def test_the_folder_of_an_evaluation_is_refused_as_a_model(holds: str | None, said: str, tmp_path: Path) -> None:
+    (tmp_path / ROLLOUTS).touch()
+    if holds is not None:
+        (tmp_path / holds).mkdir()
+    told = rf"^model: {tmp_path} is the folder of a run or an evaluation, not of a model; {said}"
+    with pytest.raises(ValueError, match=told), loading(tmp_path):
+        raise AssertionError
+    assert ROLLOUTS == FILE
 
 
 @pytest.fixture

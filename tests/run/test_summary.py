@@ -14,7 +14,7 @@ import pytest
 import agentgym as ag
 from agentgym.environments.env import Split
 from agentgym.run.metrics_logger import MetricsLogger
-from agentgym.run.summary import Report, account
+from agentgym.run.summary import Report, account, rewards_at_ends
 
 ROOT = Path(__file__).parents[2]
 
@@ -233,8 +233,8 @@ ROWS: list[dict[str, Any]] = [
 
 def test_the_final_report_says_what_was_learned_or_why_not() -> None:
     assert account(ROWS, {0: 0.25, 6: 0.75}) == [
-        "learned: reward 0.40 in the first 5 steps, 0.60 in the last 5",
-        "         held-out reward 0.25 at first, 0.75 at last",
+        "learned: held-out reward 0.25 at first, 0.75 at last",
+        "         training reward 0.40 in the first 5 steps, 0.60 in the last 5",
         "         6 optimizer steps on 240 of 384 rollouts, 6,000 tokens",
         "not learned from: 18 of 48 groups, whose rewards are all equal; 12 groups solved by all rollouts",
         "                  24 failed rollouts: EnvError 18, SandboxError 6",
@@ -242,18 +242,31 @@ def test_the_final_report_says_what_was_learned_or_why_not() -> None:
     ]
 
 
-@pytest.mark.parametrize("held_out", [{0: 0.75, 6: 0.25}, {}])
-def test_a_run_whose_reward_fell_does_not_claim_to_have_learned(held_out: dict[int, float]) -> None:
-    assert account(ROWS[::-1], held_out)[0] == "reward fell: reward 0.60 in the first 5 steps, 0.40 in the last 5"
+def test_a_run_whose_reward_fell_does_not_claim_to_have_learned() -> None:
+    fell = account(ROWS[::-1], {})[0]
+    assert fell == "reward fell: training reward 0.60 in the first 5 steps, 0.40 in the last 5"
+    fell = account(ROWS[::-1], {0: 0.75, 6: 0.25})[0]
+    assert fell == "reward fell: held-out reward 0.75 at first, 0.25 at last"
+
+
+def test_the_verdict_stands_before_the_reward_that_decides_it() -> None:
+    first, second, *_ = account(ROWS[::-1], {0: 0.25, 6: 0.75})
+    assert first == "learned: held-out reward 0.25 at first, 0.75 at last"
+    assert second == "         training reward 0.60 in the first 5 steps, 0.40 in the last 5"
+
+
+def test_the_rewards_of_a_short_run_are_those_of_its_first_and_last_step() -> None:
+    assert account(ROWS[:2], {})[0] == "learned: training reward 0.00 in the first step, 0.50 in the last"
+    assert rewards_at_ends(ROWS[:2]) == (0.0, 0.5, 1)
 
 
 @pytest.mark.parametrize(("rows", "held_out"), [(ROWS[:1], {}), (ROWS, {0: 0.5, 6: 0.501}), (ROWS[1:5], {})])
 def test_a_run_whose_reward_stayed_the_same_does_not_claim_to_have_learned(
     rows: list[dict[str, float]], held_out: dict[int, float]
 ) -> None:
-    assert account(rows, held_out)[0].startswith("reward unchanged: reward ")
+    assert account(rows, held_out)[0].startswith("reward unchanged: ")
     taught = [row | {"teacher/divergence": 0.1} for row in rows]
-    assert account(taught, held_out)[0].startswith("learned: reward ")
+    assert account(taught, held_out)[0].startswith("learned: ")
 
 
 def test_the_held_out_reward_decides_whether_the_reward_fell() -> None:

@@ -105,7 +105,8 @@ def _named(name: str) -> type[Env[Any]]:
         meant = f"did you mean {file!r}?" if is_file(file) else nearest(name, known)
         raise EnvError(
             f"there is no environment {name!r:.200}; {meant}{hint}; "
-            "create one with `agentgym new`, or give a class as module:Class or path/env.py:Class"
+            "create one with `agentgym new`, or give a class as module:Class or path/env.py:Class (the name in its "
+            "@ag.register is known only after its module is imported)"
         ) from None
 
 

@@ -5,6 +5,7 @@ import keyword
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,13 @@ from agentgym.errors import AgentGymError
 from agentgym.files.names import command
 
 Kind = Literal["tool", "sandbox", "chat", "game"]
+TRAINED: Mapping[Kind, tuple[str, ...]] = {
+    "tool": (),
+    "sandbox": ("--model", "Qwen/Qwen3-0.6B", "--engine.dtype", "bfloat16"),
+    "chat": ("--model", "Qwen/Qwen3-0.6B", "--engine.dtype", "bfloat16"),
+    "game": ("--credit", "turn"),
+}
+"""The flags of `agentgym train` for each kind, as in its README: the tiny model cannot learn all of them."""
 SUFFIXES = (".py", ".md")
 """File types in a template; other files in its folder are leftovers of a program that ran there."""
 
@@ -35,6 +43,10 @@ def new(folder: tyro.conf.Positional[Path], kind: Kind = "tool") -> int:
     if folder.exists():
         raise AgentGymError(f"folder: {folder} already exists; choose another name, or remove it first")
     refuse_name(name)
+    if (file := folder.with_name(f"{name}.py")).exists():
+        raise AgentGymError(
+            f"folder: {folder} would hide the file {file}: Python would import the folder instead; choose another name"
+        )
     if not folder.parent.is_dir():
         raise AgentGymError(f"folder: there is no folder {folder.parent}; create it first")
     template = templates() / kind
@@ -42,7 +54,7 @@ def new(folder: tyro.conf.Positional[Path], kind: Kind = "tool") -> int:
         if path.suffix in SUFFIXES:
             _write(folder / target(path.name, kind, name), renamed(path.read_text(), kind, name))
     test, of = shlex.join(["pytest", str(folder)]), str(folder) if len(folder.parts) > 1 else name
-    say(f"next: {test}; then {command('check', of)}, {command('play', of)} and {command('train', of)}")
+    say(f"next: {test}; then {command('check', of)}, {command('play', of)} and {command('train', of, *TRAINED[kind])}")
     return 0
 
 

@@ -18,7 +18,7 @@ from agentgym.cli.output import flush, say
 from agentgym.environments.env import Env, Split
 from agentgym.errors import AgentGymError
 from agentgym.files.held import place_now
-from agentgym.files.names import drop_unused, new_folder, shown, whole_path
+from agentgym.files.names import command, drop_unused, new_folder, shown, whole_path
 from agentgym.run.cluster_config import OFF
 
 if TYPE_CHECKING:
@@ -228,9 +228,14 @@ def compare_runs(
         common: Compare the tasks that both have run, even if one has run others too.
         rows: The number of rows in the table of the tasks that differ most.
     """
-    from agentgym.evals.comparison import compare
+    from agentgym.evals.comparison import AFTER, BEFORE, compare
     from agentgym.evals.report import comparison_lines
 
+    if not other.exists() and (str(other) in (BEFORE, AFTER) or str(other).isdecimal()):
+        raise AgentGymError(
+            f"other: there is no folder {other}; to compare two evaluations of one run, give its folder twice: "
+            f"{command('compare', one, one, '--phase', *phase, other)}"
+        )
     try:
         found = compare(one, other, phase=phase, common=common)
     except ValueError as error:
