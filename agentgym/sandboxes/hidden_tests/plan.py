@@ -144,7 +144,9 @@ def command_line(command: str | Sequence[str]) -> str:
 
 
 def python_words(command: str) -> list[str] | None:
-    """Return what a plain Python command runs (a file, `-m MODULE` or `-c CODE`, and arguments), else None.
+    """Return the words after Python and its options in a plain Python command, or None for any other command.
+
+    They are a file, `-m MODULE` or `-c CODE`, and its arguments.
 
     Raises:
         ValueError: As in `after_python`.
@@ -164,8 +166,8 @@ def after_python(words: list[str]) -> list[str] | None:
     """Return a command's words after Python and its options, or None if it runs another program.
 
     Raises:
-        ValueError: If Python gets something else to run. In a shell, such tests would be open to anything that the
-            episode left in the sandbox.
+        ValueError: If Python would run neither a file, `-m MODULE` nor `-c CODE`. Such tests would run in a shell,
+            exposed to anything that the episode left in the sandbox.
     """
     if not words or not PYTHON.fullmatch(PurePosixPath(words[0]).name):
         return None
