@@ -39,9 +39,7 @@ class HostFile(NamedTuple):
 
 
 class Spool:
-    """A buffer that stores files from a sandbox until all have arrived, in memory or in an unnamed file near the
-    target.
-    """
+    """A buffer, in memory or in an unnamed file near the target, for files from a sandbox until all have arrived."""
 
     def __init__(self, target: Path) -> None:
         beside = next(folder for folder in [*target.absolute().parents] if folder.is_dir())

@@ -471,7 +471,7 @@ async def test_the_session_continues_after_verify(sandbox: Sandbox) -> None:
         ({"command": "true", "files": {"x" * 256: ""}}, "has a name longer than 255 bytes"),
         ({"command": "true", "files": {"a": "\udcff"}}, "files: the text of 'a' can't be encoded as UTF-8"),
         ({"command": "true", "files": {"a": 1}}, "files: the content of 'a' is a int"),
-        ({"command": "true", "files": {"a": "", "a/b": ""}}, "files: 'a' and 'a/b' are in each other's way"),
+        ({"command": "true", "files": {"a": "", "a/b": ""}}, "files: 'a' and 'a/b' conflict"),
         ({"command": "true", "files": {"a.py": "", "a/__init__.py": ""}}, "files: 'a.py' and 'a/__init__.py'"),
         ({"command": "true", "files": {"a": bytes(9 << 20)}}, "files: 'a' has 9437184 bytes"),
         ({"command": "true", "files": {f"a{n}": bytes(8 << 20) for n in range(9)}}, "files: 75497472 bytes in total"),

@@ -296,7 +296,7 @@ class Engine:
     async def end(self, name: str, folder: Path | None = None) -> None:
         """Remove the container and its folder.
 
-        A container that is already gone is no error, and one that can't be removed is left for a sweep.
+        A container that is already gone is not an error, and one that can't be removed is left for a sweep.
         """
         self.sandboxes -= name in self._names
         try:
@@ -314,7 +314,7 @@ class Engine:
             await finished(self.do(self._remove, name))
         except SandboxError as error:
             # As text: a log handler that stores the error would keep its frames alive, and the sockets in them.
-            _log.warning("could not remove a container, left it for the next sweep: %s", str(error))
+            _log.warning("could not remove a container, which is left for the next sweep: %s", str(error))
 
     async def close(self) -> None:
         """Remove everything that this client still has on the engine, and stop its threads."""

@@ -81,8 +81,9 @@ def has_module(name: str) -> bool:
 
 
 def limit_of(left: float, behind: int) -> float:
-    """Return the time limit of a case in seconds: the remaining time, minus a part for the `behind` cases that
-    follow.
+    """Return the time limit of a case in seconds.
+
+    It is the remaining time, minus a part for the `behind` cases that follow.
     """
     return left * (1 - KEPT) if behind else left
 
@@ -179,7 +180,7 @@ def remove(path: str) -> None:
 def run_case(
     orders: dict[str, Any], work: str, files: Mapping[str, bytes], folder: str, seconds: float
 ) -> dict[str, Any]:
-    """Run one case with its own hidden files and HOME below `folder`; return its report and output."""
+    """Run one case with separate hidden files and a separate HOME below `folder`; return its report and output."""
     if seconds <= 0:
         return {"failed": "the time ran out before this case started"}
     for shared in (folder, work):

@@ -109,7 +109,7 @@ def of_value(value: Any, expected: Expected, *, printed: bool) -> str | None:
             if inspect.isawaitable(said):
                 raise TypeError("it is async; give a function that is not")
             right = bool(said)
-        except Exception as error:  # The tested code chose the value: it must not end the episode without a reward.
+        except Exception as error:  # The tested code chose the value, so it must not cost the reward.
             return f"the function in expect raised {type(error).__name__} for {shown(value)}: {error}"
     elif printed:
         right = lines(value) == lines(str(expected))

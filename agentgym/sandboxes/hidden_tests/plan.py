@@ -223,7 +223,7 @@ def check_alone(path: str, files: Mapping[str, str | bytes]) -> None:
     if path.endswith("/__init__.py") and path[: -len("/__init__.py")] + ".py" in files:
         in_the_way.append(path[: -len("/__init__.py")] + ".py")
     if in_the_way:
-        raise WrongContent(f"files: {in_the_way[0]!r} and {path!r} are in each other's way; rename one of them")
+        raise WrongContent(f"files: {in_the_way[0]!r} and {path!r} conflict; rename one of them")
 
 
 def content_of(path: str, content: str | bytes) -> bytes:

@@ -41,7 +41,7 @@ async def verify(run: Run, tests: HiddenTests, timeout_s: float, *, copied: bool
     hidden = hidden_files(tests.files)
     if len(hidden) + len(orders["names"]) > MAX_ASKS:
         raise WrongContent(
-            f"files: {len(hidden)} files and {len(orders['names'])} cases are more than {MAX_ASKS} together"
+            f"files: {len(hidden)} files and {len(orders['names'])} cases exceed the limit of {MAX_ASKS} together"
         )
     orders |= {"files": list(hidden), "seconds": timeout_s, "case": case_program(), "copied": copied}
     orders |= {"sealed": SEALED if copied else "", "entrance": ENTRANCE}

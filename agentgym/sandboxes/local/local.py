@@ -190,7 +190,7 @@ def _check_bubblewrap() -> None:
         raise SandboxError(f"bwrap cannot be started: {error}") from error
     if probe.returncode:
         said = " ".join(probe.stderr.split())
-        raise SandboxError(f"bwrap cannot make a sandbox: {said[-300:]}")
+        raise SandboxError(f"bwrap cannot create a sandbox: {said[-300:]}")
 
 
 @config(frozen=True, kw_only=True)

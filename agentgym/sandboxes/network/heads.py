@@ -45,8 +45,9 @@ class Request:
         return self.method == "CONNECT"
 
     def for_host(self) -> h11.Request:
-        """Return the head for the host, whose Host field is always the host's name and whose connection closes
-        afterward.
+        """Return the head for the host.
+
+        Its Host field is always the host's name, and the connection closes after the response.
         """
         name = f"[{self.host}]" if ":" in self.host else self.host
         authority = name if self.port == 80 else f"{name}:{self.port}"
@@ -66,7 +67,7 @@ def parse_request(head: bytes) -> Request:
         raise Malformed("a line of the head does not end with CR LF, is folded, or contains a control character")
     lengths = _LENGTHS.findall(head)
     if len(lengths) > 1 or b"," in b"".join(lengths):
-        raise Malformed("the head gives more than one body length")
+        raise Malformed("the head has more than one body length")
     connection = h11.Connection(h11.SERVER, MAX_HEAD)
     connection.receive_data(head)
     try:

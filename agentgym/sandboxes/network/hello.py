@@ -134,10 +134,9 @@ class Tunnel:
         await pump(self._host, self._client, received)
 
     def _look(self, said: bytes) -> int:
-        """Return how many bytes may be forwarded, and find out from the first record whether the host requests a
-        ClientHello.
+        """Return how many bytes may be forwarded.
 
-        Alerts before that record are skipped.
+        The first record, except for alerts, shows whether the host requests a second ClientHello.
         """
         at = 0
         while said[at : at + 1] == bytes([ALERT]):

@@ -257,7 +257,7 @@ async def _look_up(host: str, port: int) -> list[Address]:
 async def _pass_on(
     source: Stream, reading: h11.Connection, target: Stream, writing: h11.Connection, count: Count
 ) -> None:
-    """Rewrite the rest of one message for the target: no trailers, no interim responses, nothing after its end."""
+    """Forward the rest of one message, rewritten without trailers, interim responses or anything after its end."""
     event: object = None
     try:
         while not isinstance(event, h11.EndOfMessage):

@@ -30,9 +30,7 @@ _NOT_PUBLIC = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of an `Allow` list: a name, `*.` and a name, or an address, with the ports that may be reached
-    there.
-    """
+    """One entry of an `Allow` list: a name, `*.` and a name, or an address, with the ports that may be reached."""
 
     host: str
     ports: tuple[int, ...]

@@ -66,10 +66,11 @@ class SandboxNetwork:
             BACKGROUND.hold()
 
     async def begin(self) -> None:
-        """Start an episode with new services and an empty log, once no process of the last episode is left in the
-        sandbox.
+        """Start an episode with new services and an empty log.
 
-        Connections that were made to the proxy while the last episode was ending are dropped and counted.
+        No process of the last episode may be left in the sandbox. Connections that were made to the proxy while the
+        last
+        episode was ending are dropped and counted.
         """
         if self.beside is not None:
             await self.beside.remove()
@@ -131,8 +132,7 @@ class SandboxNetwork:
                 await BACKGROUND.complete(forward.stop())
 
     async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
-        """Wait until something in the sandbox listens on the port and, if a URL is given, answers it with a status below
-        400.
+        """Wait until something in the sandbox listens on the port and answers the URL, if any, with a status below 400.
 
         Raises:
             TimeoutError: If that takes longer than `timeout_s`.

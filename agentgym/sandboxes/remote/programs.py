@@ -35,7 +35,7 @@ class Programs(Calls):
         output_limit: int = OUTPUT_LIMIT,
         hides: bool = False,
     ) -> ExecResult:
-        """Run a cell; if it `hides`, it gets a descriptor of a folder to which only this cell can write."""
+        """Run a cell; if `hides`, the cell gets a descriptor of a folder that only this cell can write to."""
         fields = {"functions": sorted(functions), "fresh": fresh, "hides": hides}
         return await self._run("python", encoded(code, "code"), timeout_s, output_limit, functions, **fields)
 
@@ -117,7 +117,7 @@ class RemoteShell:
 
 
 def _frame(program: Program) -> tuple[bytes, dict[str, Any]]:
-    """Return a frame's body and the fields that describe it.
+    """Return a frame's body, with the program's command, variables and input, and the fields that describe the body.
 
     Raises:
         ValueError: If a program can't be given these arguments, variables or input.

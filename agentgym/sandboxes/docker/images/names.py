@@ -36,7 +36,7 @@ def image_digest(client: "docker.APIClient", image: str) -> str:
     server = (found["Config"]["Labels"] or {}).get(SERVER_LABEL)
     if server not in (None, server_digest()):
         raise SandboxError(
-            f"the image {image!r} contains a server of a different agentgym version; build it again with `{BUILD}`"
+            f"the image {image!r} contains a server of a different agentgym version; rebuild it with `{BUILD}`"
         )
     return str(found["Id"])
 
