@@ -114,8 +114,7 @@ def numbers(table: str) -> dict[str, int]:
 def _filter(rules: Sequence[Mapping[str, Any]], architecture: int, known: Mapping[str, int]) -> Iterator[bytes]:
     """Yield the filter's instructions.
 
-    The check that kills a process of another architecture comes first, then the refused socket options, then ranges
-    of
+    The check that kills a process of another architecture comes first, then the refused socket options, then ranges of
     unconditional calls, then the calls with conditions, one by one.
     """
     yield _step(LOAD, ARCHITECTURE)

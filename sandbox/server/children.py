@@ -175,8 +175,7 @@ def start(
     """Fork a process next to the sandbox's code, and call `run` in it.
 
     It has separate pipes, and no descriptor of the host's connection. It reads from `stdin`, or else from /dev/null.
-    The
-    descriptors in `extra` become its descriptors 3 and up.
+    The descriptors in `extra` become its descriptors 3 and up.
     """
     space = Space.current
     out, out_end = os.pipe()
@@ -217,8 +216,7 @@ def become(
 ) -> NoReturn:
     """Turn the forked process into a child: give up everything that it may not have, and call `run`.
 
-    `before` runs while the process still has everything that we have. It gets the process's stderr, and returns
-    further
+    `before` runs while the process still has everything that we have. It gets the process's stderr, and returns further
     descriptors to keep.
     """
     try:

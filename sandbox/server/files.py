@@ -194,8 +194,7 @@ def empty_folder(path: str, deadline: float) -> None:
     """Remove everything below `path`, at any depth and with any mode; no link is followed.
 
     The folders in each subfolder are moved to the top before the subfolder is removed, so no path ever grows long.
-    Their
-    new names start with random digits, so code in the sandbox can't have put anything in their way.
+    Their new names start with random digits, so code in the sandbox can't have put anything in their way.
 
     Raises:
         TimeoutError: At the deadline.

@@ -100,8 +100,7 @@ class Fresh(Snapshots):
         """Return a worker in new namespaces that first copies the folder `source`.
 
         If `hides`, the worker gets a descriptor of a folder that is otherwise read-only, and closes the descriptor
-        before it
-        starts any process.
+        before it starts any process.
         """
         private = os.path.join(self.branches, "fresh")
         arena = self.arena

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     """Runs a supervisor with three pipes.
 
     On the first, it hears when it may answer the host. On the second, it reports whether it is in its own namespaces,
-    and
-    on the third, that its episode ends.
+    and on the third, that its episode ends.
     """
 
 WORD = struct.Struct("q")
@@ -104,8 +103,7 @@ class Episode:
 def keep(arena: Arena | None, supervise: Supervise) -> NoReturn:
     """Run one supervisor after the other; exit as soon as one ends for a reason other than the host's request.
 
-    If each has its own namespaces, the next supervisor already exists while an episode runs. It creates its
-    namespaces
+    If each has its own namespaces, the next supervisor already exists while an episode runs. It creates its namespaces
     when it hears that the previous episode has ended, and answers the host when that episode's supervisor has ended,
     too.
     """

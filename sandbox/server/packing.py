@@ -19,8 +19,7 @@ TIME = "mtime"
 def pack(folder: int, stream: IO[bytes], name: str = "") -> None:
     """Write the folder's content, or one entry of it, as a tar archive.
 
-    The archive contains files, folders, links and hard links, with modes and times. Pipes, sockets and devices are
-    left
+    The archive contains files, folders, links and hard links, with modes and times. Pipes, sockets and devices are left
     out.
     """
     import tarfile  # Imported only by a process that needs it, because it takes long.

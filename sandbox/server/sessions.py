@@ -62,9 +62,7 @@ class Sessions:
     ) -> None:
         self.host, self.begin_anew = host, begin_anew
         self.furnish = furnish
-        """Called by the first process of the code's namespace to set it up, or None if the code has no such
-        namespace.
-        """
+        """Sets up the code's process namespace from its first process; None if there is no such namespace."""
         self.space: Space | None = None
         """The namespace of the code's processes, or None if they are in our own."""
         self.work: str = config["work"]
@@ -257,8 +255,7 @@ class Sessions:
         """Have a worker fork, and return the new process, which becomes a branch.
 
         The worker gets the ends of new pipes. With the first byte from the new process, the kernel reports the id of
-        the
-        process that sent it. Whichever process of the session that is, it is the branch from now on.
+        the process that sent it. Whichever process of the session that is, it is the branch from now on.
         """
         assert worker.channel is not None
         out, out_end = os.pipe()

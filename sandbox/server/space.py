@@ -38,8 +38,9 @@ ORDER = struct.Struct("ci")
 SIGNAL, ADOPT, STATUS, REAP = b"s", b"a", b"w", b"r"
 """Orders to a space's first process: signal all, track a child, report its status once it ended, reap the dead."""
 READY, FULL = b".", b"f"
-"""First message of a space's first process: it is ready, or the sandbox was full, so the code's process could not
-start.
+"""First message of a space's first process: it is ready, or the sandbox is full.
+
+If it is full, the process that was to be started in the space could not start.
 """
 
 

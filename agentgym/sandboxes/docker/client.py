@@ -66,8 +66,9 @@ class EngineTraits:
     is_podman: bool
     """Whether it is podman's service, which implements the Docker engine's API."""
     maps_users: bool
-    """Whether it maps its containers' user ids to a few ids of its machine, because of rootless mode or userns-
-    remap.
+    """Whether it maps its containers' user ids to a few ids of its machine.
+
+    Rootless mode and userns-remap do.
     """
     memory_mb: int
     """Memory of the engine's machine in MB; 0 if the engine doesn't report it."""

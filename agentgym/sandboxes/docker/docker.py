@@ -33,8 +33,7 @@ class Docker(DockerSettings):
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
         """Open a pool of containers, which are removed when the block ends.
 
-        A lease starts a container in about 200 ms if none is free. While an engine is down, leases wait for it up to
-        a
+        A lease starts a container in about 200 ms if none is free. While an engine is down, leases wait for it up to a
         minute. Sandboxes that were running on it raise SandboxError.
 
         Args:

@@ -215,8 +215,7 @@ class Engine:
             spec: The container's settings.
             name: The container's name.
             folder: The folder with the socket that the server connects to; None to connect over the container's
-                standard
-                input and output.
+                standard input and output.
         """
         client = self.client
         client.create_container(

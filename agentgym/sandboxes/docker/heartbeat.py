@@ -43,8 +43,9 @@ class Traces:
 
     who: str
     beat: int = 0
-    """Time of the client's last heartbeat, or of its newest container if it has none, in seconds of the engine's
-    clock.
+    """Time of the client's last heartbeat, in seconds of the engine's clock.
+
+    Without a heartbeat, it is the time of the client's newest container.
     """
     containers: list[dict[str, Any]] = field(default_factory=list)
     volumes: list[str] = field(default_factory=list)
@@ -148,9 +149,7 @@ class Heart:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._changing = threading.Lock()
-        """Locked by `start` and `stop`, because a pool may be closed while an interrupted opening is still in
-        `start`.
-        """
+        """Locked by `start` and `stop`, because a pool can be closed while an interrupted `start` is running."""
 
     def start(self) -> None:
         """Send a heartbeat now, and then one every few seconds.

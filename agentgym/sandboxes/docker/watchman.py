@@ -1,7 +1,6 @@
 """A standalone program, `python watchman.py PIDFD SOCKET TOKEN`, that removes a dead client's containers.
 
-It waits until the process PIDFD ends or its own input is closed, whichever comes first. A byte on its input means
-that
+It waits until the process PIDFD ends or its own input is closed, whichever comes first. A byte on its input means that
 the client has removed everything itself. The program uses only the standard library, and always terminates.
 """
 

@@ -38,8 +38,7 @@ PR_SET_CHILD_SUBREAPER = 36
 def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callable[["str | None", Any], object]) -> None:
     """Run the cases of the orders within `seconds`, and report the outcome and output of each.
 
-    If `copied`, the cases run in the current folder, which is already a copy that no other process uses. Otherwise
-    they
+    If `copied`, the cases run in the current folder, which is already a copy that no other process uses. Otherwise they
     run in a new copy of the current folder.
     """
     deadline = time.monotonic() + orders["seconds"]
@@ -71,8 +70,7 @@ def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callabl
 def has_module(name: str) -> bool:
     """Return whether a module is installed, regardless of the files that the episode wrote.
 
-    This is checked before any code under test runs. Otherwise that code could claim that the module is missing, and
-    the
+    This is checked before any code under test runs. Otherwise that code could claim that the module is missing, and the
     episode would get no reward.
     """
     look = f"import sys\nfrom importlib.machinery import PathFinder\nis_there = PathFinder.find_spec({name!r})\n"
@@ -270,8 +268,7 @@ def report_of(text: str, token: str, code: int) -> dict[str, Any]:
 def kill_what_is_left(alone: bool) -> None:
     """Kill every process that a case left, and wait until all are gone.
 
-    If we are `alone` with them, and our parent is the first process of a namespace, all are killed at once, so none
-    can
+    If we are `alone` with them, and our parent is the first process of a namespace, all are killed at once, so none can
     escape by forking. Otherwise they are killed one by one, and we become the parent of each one's children.
     """
     if alone and os.getppid() == 1:

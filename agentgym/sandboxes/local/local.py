@@ -55,9 +55,7 @@ class Bubblewrap:
     disk_mb: Positive = 128
     pids: Positive = 128
     python: Name | None = None
-    """Path of the Python inside the sandbox; None uses /usr/bin/python3, or the running Python if that doesn't
-    exist.
-    """
+    """Path of the Python inside the sandbox; None uses /usr/bin/python3, or else the running Python."""
     pip: Words = ()
     """Packages that code in the sandbox can import, installed once, when a pool of such sandboxes is first opened."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)

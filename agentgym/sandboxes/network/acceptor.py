@@ -74,8 +74,7 @@ class Acceptor:
 def forget_waiting(listener: socket.socket) -> int:
     """Reset the connections that wait to be accepted, restart listening, and return their number.
 
-    Connections with unfinished handshakes are dropped, too, but can't be counted. Otherwise they would be let in
-    later,
+    Connections with unfinished handshakes are dropped, too, but can't be counted. Otherwise they would be let in later,
     because the kernel keeps sending the data of a client that has ended. Call this only while nobody can reach the
     port.
     """

@@ -11,8 +11,9 @@ from agentgym.sandboxes.network.rules import parse_authority
 MAX_HEAD = 32 << 10
 MAX_FIELDS = 100
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|[^\t\r\n\x20-\x7e\x80-\xff]")
-"""Matches text that h11 accepts in a head but other parsers may not: other line ends, folded lines, control
-characters.
+"""Matches text in a head that h11 accepts but other parsers may not.
+
+This is an unusual line end, a folded line, or a control character.
 """
 _LENGTHS = re.compile(rb"\n(?:content-length|transfer-encoding):([^\r]*)", re.IGNORECASE)
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})

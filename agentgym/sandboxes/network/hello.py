@@ -91,8 +91,7 @@ class Tunnel:
     """Forwards a tunnel in both directions; every TLS ClientHello in it must request the tunnel's host.
 
     Many hosts share addresses, and the name in the ClientHello decides which of them responds. A host may request a
-    second ClientHello (HelloRetryRequest), so the client's next handshake message is delayed until it is known
-    whether
+    second ClientHello (HelloRetryRequest), so the client's next handshake message is delayed until it is known whether
     the host did.
     """
 

@@ -35,8 +35,9 @@ class Entry:
     host: str
     ports: tuple[int, ...]
     tunnels: tuple[int, ...]
-    """The ports to which a tunnel may lead: by default not 80, where a tunnel could request any host at that
-    address.
+    """The ports to which a tunnel may lead.
+
+    By default, 80 is not one of them, because a tunnel to it could request any host at that address.
     """
 
     def covers(self, host: str, port: int, *, tunnel: bool = False) -> bool:

@@ -45,8 +45,7 @@ class Beside(Protocol):
 class SandboxNetwork:
     """A client's access to a sandbox's network.
 
-    `sockets` are the ones that the sandbox's server created, with the proxy's listener first if `allow` is given.
-    This
+    `sockets` are the ones that the sandbox's server created, with the proxy's listener first if `allow` is given. This
     object owns them. Without sockets, the sandbox has no network.
     """
 
@@ -59,9 +58,7 @@ class SandboxNetwork:
         self._episode = 0
         self.beside: Beside | None = None
         self.late = 0
-        """Number of connections to the proxy that were dropped because they were opened while their episode was
-        ending.
-        """
+        """Number of connections to the proxy that were dropped because their episode was ending."""
         if self._stock is not None:
             BACKGROUND.hold()
 
@@ -69,8 +66,7 @@ class SandboxNetwork:
         """Start an episode with new services and an empty log.
 
         No process of the last episode may be left in the sandbox. Connections that were made to the proxy while the
-        last
-        episode was ending are dropped and counted.
+        last episode was ending are dropped and counted.
         """
         if self.beside is not None:
             await self.beside.remove()

@@ -37,15 +37,13 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}", re.ASCII)
 
 @config(frozen=True, kw_only=True)
 class Service:
-    """A container next to a sandbox, with an application or database that the sandbox's code reaches by the service's
-    name.
+    """A container next to a sandbox, with an application or database that the sandbox's code reaches by its name.
 
     The names of all services resolve to one loopback, which they share with the sandbox. So two services can't listen
-    on
-    the same port, and a service can reach no other network. A service's root folder is read-only. It writes to the
-    folders in `writable`, which are in memory. Root in the container can also write to its /dev, 64 MB that are new
-    in
-    each episode.
+    on the same port, and a service can reach no other network.
+
+    A service's root folder is read-only. It can write to the folders in `writable`, which are in memory. Root in the
+    container can also write to its /dev, which has 64 MB and is new in each episode.
     """
 
     image: Word

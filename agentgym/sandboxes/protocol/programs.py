@@ -69,8 +69,9 @@ class Verdict:
     cases: Mapping[str, str | None]
     """Maps each case's name to None if it passed, or to the reason for its failure."""
     output: str
-    """Output of the cases, one after another: the beginning of each, at most 1 MiB in all, with notes of how much was
-    cut.
+    """Output of the cases, one after another, at most 1 MiB in all.
+
+    Only the beginning of each case's output is included, with a note of how much was cut.
     """
     result: ExecResult
     """The result of the program that ran the cases."""
@@ -189,10 +190,9 @@ class SandboxShell(Protocol):
         """Run a command in the shell, which reads it like a script; jobs left in the background keep running.
 
         At the time limit, the command is interrupted, as by Ctrl-C, and the shell's state is preserved. If the
-        interrupt
-        doesn't end the command, or if the shell ends, the result has `state_lost` set and the next run gets a new
-        shell.
-        The shell itself reports the results, and earlier runs can have tampered with it: don't base a reward on them.
+        interrupt doesn't end the command, or if the shell ends, the result has `state_lost` set and the next run gets a
+        new shell. The shell itself reports the results, and earlier runs can have tampered with it: don't base a reward
+        on them.
 
         Args:
             command: The command, in the shell's language.

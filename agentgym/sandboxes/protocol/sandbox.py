@@ -50,13 +50,11 @@ class HiddenTests:
 class Sandbox(ABC):
     """One leased sandbox: files, a shell and a stateful Python session, all under limits.
 
-    A program that fails returns a result; a sandbox that died raises SandboxError. If something in the sandbox
-    doesn't
+    A program that fails returns a result; a sandbox that died raises SandboxError. If something in the sandbox doesn't
     fit the call, such as a missing file, the call raises a SandboxContentError; each method lists the cases. Relative
     paths start at the sandbox's working folder, which is also where programs start.
 
-    Each public method checks its arguments, and that the sandbox may still be used, before it contacts the sandbox.
-    For
+    Each public method checks its arguments, and that the sandbox may still be used, before it contacts the sandbox. For
     example, `exec` then calls `_exec` with the arguments. Each kind of sandbox implements the abstract methods.
     """
 
@@ -96,8 +94,7 @@ class Sandbox(ABC):
             cwd: The folder that the program starts in; None for the working folder.
             env: Environment variables in addition to the sandbox's.
             stdin: The program's standard input; None for an empty one.
-            output_limit: Maximum bytes to return of each output stream, from 2 bytes to 16 MiB. Of a longer stream,
-                the
+            output_limit: Maximum bytes to return of each output stream, from 2 bytes to 16 MiB. Of a longer stream, the
                 first and last bytes are returned.
 
         Returns:
@@ -215,31 +212,23 @@ class Sandbox(ABC):
 
         With `code` alone, each function whose name begins with `test` is a case and runs in a separate process. With
         `code` and `expect`, each case is an expression, and its value is compared on the host, so that the sandbox
-        never
-        gets the expected values.
+        never gets the expected values.
 
-        With `command` alone, the tests of a plain Python command (a file, `-m unittest`, `-m pytest`) pass if they
-        run to
-        their end without failing; any other command passes if its exit code is 0. With `command` and `expect`, the
-        command
-        runs once for each text in `expect`, which it gets on stdin, and its output is compared on the host.
+        With `command` alone, the tests of a plain Python command (a file, `-m unittest`, `-m pytest`) pass if they run
+        to their end without failing; any other command passes if its exit code is 0. With `command` and `expect`, the
+        command runs once for each text in `expect`, which it gets on stdin, and its output is compared on the host.
 
         The cases share the copy and the time limit: each may take half of the remaining time, and the last one all of
-        it.
-        Nothing is left in the sandbox. Whatever the code does, each case that has not passed gets a reason. A case
-        that ends
-        early, for example by `os._exit(0)`, has failed.
+        it. Nothing is left in the sandbox. Whatever the code does, each case that has not passed gets a reason. A case
+        that ends early, for example by `os._exit(0)`, has failed.
 
         Args:
             code: Python code with test functions, or for the expressions of `expect`.
             command: A command that runs tests, as text or as a list of words.
             files: Hidden files, keyed by path, which are written anew for each case. They replace anything at their
-                paths
-                or that could shadow them, such as a package of the same name. In `code` and plain Python commands,
-                tests
-                find no module, fixture or configuration of the episode next to them, and no library imports one of
-                its
-                modules from there.
+                paths or that could shadow them, such as a package of the same name. In `code` and plain Python
+                commands, tests find no module, fixture or configuration of the episode next to them, and no library
+                imports one of its modules from there.
             expect: The expected value, or a function on the host that judges a value, for each expression or input.
             timeout_s: Time limit in seconds for all cases together.
 
@@ -542,11 +531,9 @@ class Sandbox(ABC):
             timeout_s: Time limit in seconds.
 
         Raises:
-            ValueError: If the file is not a snapshot or is truncated, in which case the folder is unchanged. Also if
-                an
-                entry leads out of the folder, or if the content doesn't fit or takes over `timeout_s`. In these
-                cases, the
-                folder is emptied, as far as that is possible within 5 s.
+            ValueError: If the file is not a snapshot or is truncated, in which case the folder is unchanged. Also if an
+                entry leads out of the folder, or if the content doesn't fit or takes over `timeout_s`. In these cases,
+                the folder is emptied, as far as that is possible within 5 s.
         """
         self._begin(timeout_s)
         check_path_here("path", path)

@@ -207,8 +207,7 @@ class Files(Programs):
         """Return the names in a folder; those of folders end with a slash.
 
         Names that are not UTF-8 keep their bytes. The names become paths on this machine, so a sandbox that answers
-        with
-        anything else, such as a path, is cut off.
+        with anything else, such as a path, is cut off.
         """
         check_path(path)
         body = (await self._call("list", b"", timeout_s, path=path)).body
