@@ -474,7 +474,10 @@ async def test_the_session_continues_after_verify(sandbox: Sandbox) -> None:
         ({"command": "true", "files": {"a": "", "a/b": ""}}, "files: 'a' and 'a/b' conflict"),
         ({"command": "true", "files": {"a.py": "", "a/__init__.py": ""}}, "files: 'a.py' and 'a/__init__.py'"),
         ({"command": "true", "files": {"a": bytes(9 << 20)}}, "files: 'a' has 9437184 bytes"),
-        ({"command": "true", "files": {f"a{n}": bytes(8 << 20) for n in range(9)}}, "files: 75497472 bytes in total"),
+        (
+            {"command": "true", "files": {f"a{n}": bytes(8 << 20) for n in range(9)}},
+            "files: the contents have 75497472 bytes in total",
+        ),
         ({"command": "true", "files": {f"file{number}": "" for number in range(1000)}}, "files: 1000 files"),
         ({"command": "true", "timeout_s": 0.0}, "timeout_s"),
         ({"command": "true", "timeout_s": -1.0}, "timeout_s"),

@@ -68,7 +68,7 @@ class EngineTraits:
     maps_users: bool
     """Whether it maps its containers' user ids to a few ids of its machine.
 
-    Rootless mode and userns-remap do.
+    This is so in rootless mode and with userns-remap.
     """
     memory_mb: int
     """Memory of the engine's machine in MB; 0 if the engine doesn't report it."""

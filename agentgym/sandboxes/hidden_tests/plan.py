@@ -203,7 +203,7 @@ def hidden_files(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
     contents = {path: content_of(path, content) for path, content in files.items()}
     total = sum(map(len, contents.values()))
     if total > MAX_ALL_HIDDEN:
-        raise WrongContent(f"files: {total} bytes in total, but the limit is {MAX_ALL_HIDDEN}")
+        raise WrongContent(f"files: the contents have {total} bytes in total, but the limit is {MAX_ALL_HIDDEN}")
     return {path: base64.b64encode(content).decode() for path, content in contents.items()}
 
 

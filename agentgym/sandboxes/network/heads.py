@@ -85,7 +85,7 @@ def parse_request(head: bytes) -> Request:
     try:
         host, port, path = (*parse_authority(target), "") if method == "CONNECT" else _http_target(target)
     except ValueError as error:
-        raise Malformed(f"the target: {error}") from error
+        raise Malformed(f"invalid target: {error}") from error
     if method == "CONNECT" and not isinstance(connection.next_event(), h11.EndOfMessage):
         raise Malformed("a CONNECT request must not have a body")
     return Request(method, host, port, path, _passed_on(event), connection)

@@ -195,7 +195,7 @@ class Tunnel:
         self._say(raw, sent)
 
     async def _record(self, start: bytes) -> bytes:
-        """Read one record from the client, of which the bytes in `start` have already been read."""
+        """Read one record from the client; its first bytes, `start`, have already been read."""
         try:
             head = start + await self._client.reader.readexactly(RECORD_HEAD - len(start))
             size = int.from_bytes(head[3:5], "big")

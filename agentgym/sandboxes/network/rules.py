@@ -116,7 +116,7 @@ def parse_authority(text: str, default_port: int | None = None) -> tuple[str, in
     """
     host, colon, port = _split(text)
     if not colon and default_port is None:
-        raise ValueError("no port")
+        raise ValueError("the port is missing")
     return parse_host(host), parse_port(port) if colon else default_port or 0
 
 

@@ -67,5 +67,5 @@ def encoded(text: str, field: str) -> bytes:
     """
     body = text.encode("utf-8", "surrogatepass")
     if len(body) > MAX_CODE:
-        raise WrongContent(f"{field}: {len(body)} bytes, but the limit is {MAX_CODE}")
+        raise WrongContent(f"{field}: the text has {len(body)} bytes, but the limit is {MAX_CODE}")
     return body

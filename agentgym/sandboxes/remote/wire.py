@@ -213,7 +213,7 @@ class Wire(asyncio.Protocol):
             self._waiter = None
 
     def _wake_at(self, time: float) -> None:
-        """Set the timer, of which there is only one for all waits, because most waits end long before it fires.
+        """Set the timer; one timer serves all waits, because most of them end long before it fires.
 
         asyncio.timeout doesn't fit: if the loop was blocked past the deadline, a frame that has arrived must win.
         """
