@@ -1,4 +1,4 @@
-"""Choose a kind of sandbox, by name or the best that runs here; `python -m agentgym.sandboxes.choose` prints it."""
+"""Choose a kind of sandbox by name, or the best one that runs here; `python -m agentgym.sandboxes.choose` prints it."""
 
 import argparse
 import functools
@@ -27,41 +27,43 @@ Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]
 class AnySandbox:
     """The best sandbox that runs here: Docker if its engine and the sandbox image are available, else bubblewrap.
 
-    The choice, and what it lacks compared with Docker, is logged once as a warning if it isn't Docker. Code never
-    runs unprotected as a fallback: "unsafe" must be selected by name. The settings are those that Docker and
-    bubblewrap share, with the same meaning except for the differences noted below; of "unsafe" sandboxes, only
-    `memory_mb` can be set.
+    If the choice isn't Docker, a warning is logged once, with what the choice lacks compared with Docker. Code never
+    runs unprotected as a fallback: "unsafe" must be selected by name.
+
+    The settings are those that Docker and bubblewrap share. They mean the same for both, except for the differences
+    noted below. An "unsafe" sandbox only has `memory_mb`.
     """
 
     ELSEWHERE: ClassVar = (Docker, Bubblewrap)
     kind: Kind = "auto"
     memory_mb: Positive | None = None
-    """Memory in MB: with Docker of all programs of a sandbox together, with bubblewrap of each process.
+    """Memory limit in MB: for all programs of a sandbox together with Docker, for each process with bubblewrap.
 
-    Files have separate room. None uses the chosen kind's default, here and below.
+    Files don't count toward it. None uses the default of the chosen kind, as in the other settings.
     """
     disk_mb: Positive | None = None
-    """The size of each of its folders in MB. They are in memory: a sandbox may use three times as much for its
-    files.
+    """Size of each of the sandbox's folders in MB.
+
+    The folders are in memory: a sandbox may use three times as much for its files.
     """
     pids: Positive | None = None
     """Maximum number of processes."""
     pip: Words = ()
     """Packages that code in the sandbox can import, installed once, when a pool of such sandboxes is first opened."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Folders and files of the host by their path in the sandbox, which can only read them."""
+    """Folders and files of the host, keyed by their path in the sandbox, where they are read-only."""
     network: str | Allow = NONE
     """What the sandbox may reach: "none", "loopback" for only itself, or `Allow(...)` for the listed hosts.
 
-    Only `Docker` itself has engine networks and services.
+    For an engine's networks or for services, use `Docker` itself.
     """
 
     def __post_init__(self) -> None:
         given = self._given()
         if self.kind == "docker":
             Docker(**given)
-            given.pop("volumes", None)  # With Docker, they may be on another engine's machine.
-        Bubblewrap(**given)  # It accepts what both kinds accept, and rejects the rest.
+            given.pop("volumes", None)  # With Docker, the volumes may be on a remote engine's machine.
+        Bubblewrap(**given)  # Raises ValueError unless both kinds accept the settings.
         more = sorted(self._given().keys() - {"memory_mb"})
         if self.kind == "unsafe" and more:
             raise ValueError(
@@ -75,7 +77,7 @@ class AnySandbox:
             size: Maximum number of sandboxes leased at once.
 
         Raises:
-            SandboxError: If no kind of sandbox runs here; it says what to install.
+            SandboxError: If no kind of sandbox runs here; the message says what to install.
             ValueError: If `size` is not an int of at least 1.
         """
         check_size(size)
@@ -88,10 +90,10 @@ class AnySandbox:
 
 
 def as_kind(spec: SandboxSpec, kind: Kind) -> AnySandbox:
-    """Return a spec of that kind in place of another; settings of an AnySandbox are kept.
+    """Return an AnySandbox of the given kind, with the settings of `spec` if that is an AnySandbox too.
 
     Raises:
-        ValueError: If a setting doesn't exist for that kind; it names the setting.
+        ValueError: If the kind doesn't have one of the settings; the message names the setting.
     """
     return replace(spec, kind=kind) if isinstance(spec, AnySandbox) else AnySandbox(kind=kind)
 
@@ -105,12 +107,15 @@ LACKS: Mapping[type[SandboxSpec], tuple[str, ...]] = {
     ),
     Process: ("no isolation: the model's code runs as this user, unprotected",),
 }
-"""What each kind of sandbox lacks compared with the best one, Docker."""
+"""Drawbacks of each kind of sandbox compared with the best one, Docker."""
 NAMES: Mapping[type[SandboxSpec], Kind] = {Docker: "docker", Bubblewrap: "bubblewrap", Process: "unsafe"}
 
 
 def named(kind: Kind) -> Docker | Bubblewrap | Process:
-    """Return the sandbox of that kind with default settings, without checking that it runs here (except for "auto")."""
+    """Return the given kind of sandbox with default settings.
+
+    Only "auto" checks that the sandbox runs here.
+    """
     made: Mapping[Kind, Callable[[], Docker | Bubblewrap | Process]]
     made = {"auto": auto, "docker": Docker, "bubblewrap": Bubblewrap, "unsafe": lambda: Process(unsafe=True)}
     return made[kind]()
@@ -120,7 +125,7 @@ def auto() -> Docker | Bubblewrap:
     """Return the strongest sandbox that runs here, never an unsafe one.
 
     Raises:
-        SandboxError: If none runs here; it says what each kind lacks.
+        SandboxError: If none runs here; the message says why, for each kind.
     """
     no_docker = why_no_docker()
     if no_docker is None:
@@ -136,7 +141,7 @@ def auto() -> Docker | Bubblewrap:
 
 
 async def how_it_resets(spec: SandboxSpec) -> str:
-    """Start a sandbox and return a phrase that says whether each episode gets a fresh place in it.
+    """Start a sandbox and return a phrase that says how it is reset: in place, or with new namespaces per episode.
 
     Raises:
         SandboxError: If no sandbox starts.
@@ -147,7 +152,7 @@ async def how_it_resets(spec: SandboxSpec) -> str:
 
 
 def lacking(spec: SandboxSpec, why: str) -> str:
-    """Return a message that names the kind of sandbox, why it is not Docker, and what it lacks compared with Docker."""
+    """Return a warning that names the kind of sandbox, why it isn't Docker, and what it lacks compared with Docker."""
     kind = type(spec)
     return (
         f"using {NAMES[kind]} sandboxes, because Docker is unavailable: {why}. "
@@ -161,9 +166,10 @@ def _say_once(text: str) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Print the name of the best sandbox; if no kind runs here, print what each one lacks and return exit code 1.
+    """Print the name of the best kind of sandbox that runs here, and return the exit code.
 
-    With --or-unsafe it prints "unsafe" in that case, and stderr says so and what it lacks.
+    If no kind runs here, the reasons are printed to stderr and the exit code is 1. With --or-unsafe, "unsafe" is
+    printed in that case, with a warning on stderr, and the exit code is 0.
     """
     parser = argparse.ArgumentParser(prog="python -m agentgym.sandboxes.choose", description=__doc__)
     parser.add_argument(

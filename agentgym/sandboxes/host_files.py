@@ -12,12 +12,12 @@ from typing import BinaryIO, NamedTuple, Self
 
 MAX_FILES = 10_000
 MAX_DEPTH = 100
-"""Maximum depth of a folder copied out of a sandbox: later removal, as by `shutil.rmtree`, is recursive."""
+"""Maximum depth of a folder copied out of a sandbox, because removing it later, as by `shutil.rmtree`, is recursive."""
 IN_MEMORY = 16 << 20
-"""Maximum bytes of a copy that stay in memory before they go to disk."""
+"""Maximum bytes of a copy in memory; larger copies are buffered on disk."""
 PIECE = 1 << 20
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
-"""The end of every tar file."""
+"""Bytes at the end of every tar file."""
 
 
 class HostSource(NamedTuple):
@@ -30,7 +30,7 @@ class HostSource(NamedTuple):
 
 
 class HostFile(NamedTuple):
-    """A file in a spool, and its path below the target folder; "" for the target itself."""
+    """A file in a spool; its path is relative to the target folder, "" for the target itself."""
 
     path: str
     start: int
@@ -39,7 +39,7 @@ class HostFile(NamedTuple):
 
 
 class Spool:
-    """A buffer for files of a sandbox until all have arrived, in memory or in an unnamed file near the target."""
+    """A buffer, in memory or in an unnamed file near the target, for files from a sandbox until all have arrived."""
 
     def __init__(self, target: Path) -> None:
         beside = next(folder for folder in [*target.absolute().parents] if folder.is_dir())
@@ -75,10 +75,10 @@ class Spool:
 
 
 def find_files(source: Path, target: str) -> list[HostSource]:
-    """Return the file, or each file in the folder, with its path below `target`.
+    """Return the file, or each file in the folder, with its path below `target` in the sandbox.
 
     Raises:
-        ValueError: If there is a link, a pipe or a device, or over 10,000 files.
+        ValueError: If the source is or contains a link, a pipe or a device, or contains over 10,000 files.
     """
     found: list[HostSource] = []
     for path in _files(source):
@@ -109,7 +109,7 @@ def batches(files: Sequence[HostSource], most: int, large: int) -> Iterator[list
 
 
 def load(files: Sequence[HostSource]) -> dict[str, bytes]:
-    """Return the contents by path in the sandbox; a file that has grown is cut to the size found before."""
+    """Return the contents, keyed by path in the sandbox; a file that has grown is cut to the size found before."""
     contents = {}
     for file in files:
         with open_file(file.source, "source") as content:
@@ -125,7 +125,7 @@ def open_file(path: Path, field: str) -> BinaryIO:
         field: The argument's name in the error.
 
     Raises:
-        OSError: If it is a link.
+        OSError: If the path is a link.
         ValueError: If it is not a regular file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -139,7 +139,7 @@ def open_snapshot(path: Path) -> BinaryIO:
     """Open a snapshot.
 
     Raises:
-        ValueError: If the file is not a snapshot or is truncated; it says what is wrong.
+        ValueError: If the file is not a snapshot or is truncated; the message says what is wrong.
     """
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") if not path.is_dir() else None
     why = "it is a folder" if file is None else _why_no_snapshot(file)
@@ -171,10 +171,10 @@ def _why_no_snapshot(file: BinaryIO) -> str:
 
 @contextmanager
 def new_file(target: Path) -> Iterator[BinaryIO]:
-    """Yield a file that replaces `target` if the block succeeds, and otherwise disappears.
+    """Yield a file that replaces `target` if the block succeeds, and is deleted otherwise.
 
-    Until then it has no name, so a killed process leaves nothing behind. If the file system doesn't support unnamed
-    files, it has a hidden name.
+    Until then, the file has no name, so a killed process leaves nothing behind. If the file system doesn't support
+    unnamed files, the file has a hidden name.
 
     Raises:
         IsADirectoryError: If `target` is a folder.
@@ -188,7 +188,7 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             if os.fstat(file.fileno()).st_nlink == 0:
-                # With a folder descriptor, although it isn't needed: without one, Python doesn't follow the link.
+                # The folder descriptor has no other effect, but without one, Python doesn't follow the link.
                 os.link(f"/proc/self/fd/{file.fileno()}", hidden, src_dir_fd=file.fileno(), follow_symlinks=True)
         hidden.replace(target)
     finally:
@@ -215,18 +215,18 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _file_target(source: Path, target: str) -> str:
-    """Return a single file's target: the given path, or the file's name in the working folder or in "sub/"."""
+    """Return a single file's target: the given path, or the file's name in the working folder or in a folder "sub/"."""
     if target in ("", "."):
         return source.name
     return f"{target}{source.name}" if target.endswith("/") else target
 
 
 def store_tree(target: Path, spool: Spool) -> None:
-    """Create a spool's folders and files below `target`; nothing is created if a path leads out of it.
+    """Create a spool's folders and files below `target`; if any path leads out of it, create nothing.
 
     Raises:
-        FileExistsError: If a link is in the way.
-        ValueError: If a path is not names separated by slashes.
+        FileExistsError: If a link is in the way, or a file or folder where the other is needed.
+        ValueError: If a path does not consist of names separated by slashes.
     """
     # A target that doesn't end in a name, such as "." or "..", is itself the folder that the caller means.
     top, first = (target.parent, [target.name]) if is_name(target.name) else (target, [])

@@ -29,8 +29,8 @@ _log = logging.getLogger("agentgym.sandboxes")
 class Pool:
     """At most `size` sandboxes, each started when first needed; implements `SandboxPool`.
 
-    A returned sandbox goes through a verified reset in the background, so a lease ends at once, also on cancellation.
-    A sandbox that is broken, old, worn by many leases or slow to clean is closed, and the next lease starts a new one
+    A returned sandbox goes through a verified reset in the background, so a lease ends at once, even on cancellation.
+    A sandbox that is broken, old, slow to clean or has had many leases is closed, and the next lease starts a new one
     in its place.
 
     Args:
@@ -60,7 +60,7 @@ class Pool:
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Sandbox]:
-        """Lease a clean sandbox; it waits for a free one.
+        """Lease a clean sandbox, waiting for a free one if necessary.
 
         Once the lease has ended, the sandbox's calls raise ClosedError.
 
@@ -139,7 +139,7 @@ class Pool:
             stale = sandbox in self._idle and (sandbox.broken or now - sandbox.link.used > IDLE_S)
             if stale and not self._places.locked():
                 self._idle.remove(sandbox)
-                # It holds its place until it is gone: otherwise a lease could start another one meanwhile, exceeding
+                # It keeps its place until it is gone. Otherwise, a lease could start another one meanwhile, exceeding
                 # the size.
                 async with self._places:
                     await self._drop(sandbox)
@@ -224,7 +224,7 @@ class Pool:
         return sandbox.reset_s < SLOW_RESET_S and not self._closed
 
     async def _drop(self, sandbox: RemoteSandbox) -> None:
-        """End the sandbox; no other may take its place before that."""
+        """End the sandbox; until it has ended, no other sandbox may take its place."""
         self.ended += self._episodes.pop(sandbox, None) is not None
         await _ended(sandbox)
 
@@ -244,12 +244,12 @@ async def _settled(task: "asyncio.Future[None]") -> None:
 async def open_pool(
     start: Callable[[], Awaitable[RemoteSandbox]], size: int, sweep: Callable[[], Awaitable[None]] | None = None
 ) -> AsyncIterator[Pool]:
-    """Open a pool that is maintained every minute and closed at the end of the block.
+    """Open a pool that is maintained every minute and closed when the block ends.
 
     Args:
         start: Starts a sandbox.
         size: Maximum number of sandboxes.
-        sweep: Called after each maintenance, to remove what ended processes left; None for nothing.
+        sweep: Called after each maintenance, to remove the leftovers of ended processes; None for nothing.
 
     Yields:
         The pool.

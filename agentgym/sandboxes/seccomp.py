@@ -47,7 +47,7 @@ The peer is the server, and the pidfd's inode number reveals how many processes 
 NO_FLOW_LABEL = _no_option(SOL_IPV6, IPV6_FLOWLABEL_MGR)
 """Refuses IPv6 flow labels: they outlive their sockets, carry 16 bytes each, and the machine has only 4096."""
 NO_OPTIONS = {"getsockopt": (NO_PIDFD,), "setsockopt": (NO_PIDFD, NO_FLOW_LABEL)}
-"""Socket options that code may not use, by system call.
+"""Socket options that code may not use, keyed by system call.
 
 They are not in the JSON, because libseccomp accepts no conditional rule next to a call's unconditional permission.
 """
@@ -94,7 +94,7 @@ def program(*, network: bool = False, machine: str = "") -> bytes:
 
 
 def filters(*, network: bool = False) -> Mapping[str, str]:
-    """Return the allow-list's program in base64, by the kernel's name of each supported architecture."""
+    """Return the allow-list's program in base64, keyed by the kernel's name of each supported architecture."""
     return {name: base64.b64encode(program(network=network, machine=name)).decode() for name in MACHINES}
 
 
@@ -114,8 +114,8 @@ def numbers(table: str) -> dict[str, int]:
 def _filter(rules: Sequence[Mapping[str, Any]], architecture: int, known: Mapping[str, int]) -> Iterator[bytes]:
     """Yield the filter's instructions.
 
-    First the check that kills a process of another architecture, then ranges of unconditional calls, then the calls
-    with conditions, one by one.
+    The check that kills a process of another architecture comes first, then the refused socket options, then ranges of
+    unconditional calls, then the calls with conditions, one by one.
     """
     yield _step(LOAD, ARCHITECTURE)
     yield _step(JUMP_EQUAL, architecture, yes=1)

@@ -15,13 +15,14 @@ from agentgym.errors import SandboxError
 SERVER = "/agentgym/server"
 """The server's folder inside a sandbox."""
 BRANCHES = "/branches"
-"""The folder inside a sandbox that holds the working folders of forked sessions."""
+"""The folder inside a sandbox that contains the working folders of forked sessions."""
 SANDBOX_KILLED = 86
 """Exit code of a server that ended because of the code in its sandbox; the server defines the same number."""
 SERVERS = 5
 """Number of the server's processes, in addition to the code's.
 
-Its keeper, a supervisor and the next one, and the first processes of the session's and of a verifier's namespace.
+They are its keeper, a supervisor and the next one, and the first processes of the namespaces of the session and of a
+verifier.
 """
 RESERVE = 64
 """Number of processes reserved for a verifier, however many of the code's processes are left running."""
@@ -40,14 +41,17 @@ def next_user() -> int:
 
 
 def image_folder() -> Path:
-    """Return the folder that the wheel installed, else the checkout's `sandbox/`."""
+    """Return the folder of the sandbox image: the one that the wheel installed, or else the checkout's `sandbox/`."""
     installed = Path(__file__).parents[1] / "_image"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "sandbox"
 
 
 @functools.cache
 def server_files() -> Mapping[str, bytes]:
-    """Return the content of each of the server's files by its name, sorted; the files are read once per process."""
+    """Return the content of each of the server's files, keyed and sorted by name.
+
+    The files are read once per process.
+    """
     return {path.name: path.read_bytes() for path in sorted((image_folder() / "server").glob("*.py"))}
 
 
@@ -97,7 +101,7 @@ def _module(name: str) -> str:
 
 @functools.cache
 def sandbox_files(python: tuple[str, ...]) -> Mapping[str, bytes]:
-    """Return the files that each sandbox gets: the server, and the few in /etc that programs look up.
+    """Return the files that each sandbox gets: the server, and the few files in /etc that programs look up.
 
     The server is packed into two files, because each file here is a mount, and mounts are copied for every episode.
 
@@ -120,11 +124,11 @@ def arena(
     networked: bool = False,
     leads_out: bool = False,
 ) -> Mapping[str, object]:
-    """Return the part of a server's configuration that describes the fresh place of each episode.
+    """Return the part of a server's configuration that describes the namespaces and folders of each episode.
 
     Args:
         disk_mb: Size of each folder in MB.
-        shared: Folders of the host whose inodes the server covers.
+        shared: Folders of the host that the server covers with separate inodes.
         users: Whether the server creates a separate user namespace.
         networked: Whether there are internet sockets.
         leads_out: Whether sealed code shares the sandbox's network, because that network leads beyond the sandbox.

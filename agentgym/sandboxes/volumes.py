@@ -24,7 +24,7 @@ def check_volumes(volumes: Mapping[str, str], *, here: bool = True) -> None:
     path must not be a socket, and must not expose the machine's root, devices or processes.
 
     Args:
-        volumes: The host's path by the path in the sandbox.
+        volumes: The host's paths, keyed by the paths in the sandbox.
         here: Whether the folders are on this machine; if so, they must exist, and links are resolved.
     """
     for inside, outside in volumes.items():
@@ -57,10 +57,10 @@ def _shows_the_machine(outside: str, *, here: bool) -> str | None:
 
 
 def check_sockets(volumes: Mapping[str, str]) -> None:
-    """Raise ValueError, which names the socket, if a folder for sandboxes contains one; each folder is walked once.
+    """Raise ValueError, which names the socket, if a volume contains one; each folder is walked once.
 
-    Not every kind of sandbox keeps code from talking to a socket's server: gVisor opens the socket, and so does a
-    kernel that doesn't let a sandbox mount its own inodes over the folder.
+    Some kinds of sandbox would let code talk to a socket's server: gVisor opens the socket, and so does a kernel that
+    doesn't let a sandbox mount its own inodes over the folder.
     """
     for outside in volumes.values():
         for path in _sockets(outside):
@@ -92,7 +92,7 @@ def read_only_mounts(volumes: Mapping[str, str]) -> "list[Mount]":
     """Return the read-only mounts of a container.
 
     If a path doesn't exist on the engine's machine, the engine reports an error instead of creating a folder. Mounts
-    below the path are left out, because they would stay writable.
+    below a path are left out, because they would stay writable.
     """
     from docker.types import Mount
 

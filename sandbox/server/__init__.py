@@ -1,4 +1,4 @@
-"""The inside of a sandbox: a supervisor that holds the only wire to the host, and the workers that it forks.
+"""The server inside a sandbox: a supervisor with the only connection to the host, and the workers that it forks.
 
 ::
 
@@ -21,9 +21,9 @@ Session 0 is the trunk. `fork` creates another session that continues from the s
 and its own copy of the working folder. Only the supervisor reports what happened: limits, signals, cut output and lost
 state are facts that it observed.
 
-If the kernel lets the keeper create namespaces, each episode has its own supervisor and its own place (`arena`: a set
-of namespaces and folders), and the code runs in a process namespace (`space`) from which neither keeper nor supervisor
-can be seen. Otherwise one supervisor resets the sandbox in place and continues as a new program. In both cases, no
+If the kernel lets the keeper create namespaces, each episode has its own supervisor and its own set of namespaces and
+folders (`arena`), and the code runs in a process namespace (`space`) from which neither keeper nor supervisor can be
+seen. Otherwise one supervisor resets the sandbox in place and continues as a new program. In both cases, no
 episode finds anything from an earlier one in its memory. Bodies (code, commands, files, output, questions and answers)
 pass through buffers that are zeroed after use: the supervisor is also the zygote, so a worker that it forks later must
 find nothing from earlier calls in its memory.
@@ -33,7 +33,7 @@ find nothing from earlier calls in its memory.
     process_tree < stillness;  call, counters, files, stillness < sessions < snapshots, arena < fresh
     < supervisor, keeper < start
 
-If a sandbox gets `bytecode` instead of the sources, `__main__` imports the modules from that one file. Each module
+If a sandbox gets the file `bytecode` instead of the sources, `__main__` imports the modules from that file. Each module
 imports only modules to its left; `__main__` imports `start`. The server uses only the standard library and needs Linux
 5.3 and Python 3.9 or newer; the host imports nothing from here.
 """

@@ -1,4 +1,4 @@
-"""The place of one episode: its own in-memory folders, queues, terminals and processes, which end with it."""
+"""The namespaces of an episode: private in-memory folders, queues, terminals and processes, which end with it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 MASKED = ("acpi", "asound", "kcore", "keys", "latency_stats", "scsi", "sched_debug", "timer_list", "timer_stats")
-"""Names below /proc that show the machine, not the sandbox."""
+"""Names below /proc that reveal the machine, not the sandbox."""
 USER_LIMITS = {"max_inotify_instances": 64, "max_inotify_watches": 8192, "max_user_namespaces": 0}
 """Limits for all processes of a sandbox together; without them, one sandbox could use up what another needs."""
 LOOPBACK = {"tcp_max_tw_buckets": 0, "tcp_abort_on_overflow": 1, "tcp_no_metrics_save": 1, "tcp_fastopen": 0}
-"""No closed connection keeps its port: on a loopback, none of its packets can arrive late. No connection of an ended
-client waits for room to be accepted later. TCP's measurements of an address are not saved for the next connection,
-because the next episode would find them, as it would find the data that fast open saves.
+"""Kernel settings of a sandbox's network.
+
+No closed connection keeps its port: on a loopback, none of its packets can arrive late. No connection of an ended
+client waits to be accepted later. TCP's measurements of an address are not saved for the next connection, because the
+next episode would find them, as it would find the data that fast open saves.
 """
 FIRST_PORT = "sys/net/ipv4/ip_unprivileged_port_start"
 SET_FLAGS, UP = 0x8914, 1
@@ -50,7 +52,7 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
 class Arena:
-    """Creates the place of each episode; raises OSError if the kernel does not allow it."""
+    """Creates the namespaces and folders of each episode; raises OSError if the kernel does not allow it."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         asked = config["arena"]
@@ -74,7 +76,7 @@ class Arena:
         """Do everything in another process first, because a half-finished attempt can't be undone.
 
         Raises:
-            OSError: If something failed; it says what.
+            OSError: If something failed; the error names it.
         """
         heard, said = os.pipe()
         other = os.fork()
@@ -121,12 +123,15 @@ class Arena:
             os.close(fd)
 
     def enter(self) -> None:
-        """Enter a new place; processes forked from now on are in it, and it ends with the last of them."""
+        """Enter new namespaces with new folders.
+
+        Processes forked from now on are in them, and they end with the last of these processes.
+        """
         unshare(NEW_MOUNTS | NEW_NAMES | NEW_QUEUES)
         self.furnish()
 
     def enter_sealed(self) -> None:
-        """Enter a new place with its own network, too, unless the sandbox's network leads outside the sandbox."""
+        """Enter new namespaces, and a new network unless the sandbox's network leads outside the sandbox."""
         self.enter()
         if self.leads_out:
             return
@@ -137,7 +142,7 @@ class Arena:
             write_if_there(FIRST_PORT, first_port)
 
     def seal_hidden(self) -> int:
-        """Create a folder that is read-only for everyone; return the one descriptor for writing files there.
+        """Create a folder that is read-only for everyone; return the only descriptor for writing files there.
 
         The folder is the top of its mount: code could rename or remove a folder above it and replace the hidden
         folder.
@@ -171,8 +176,7 @@ class Arena:
 def make_users() -> None:
     """Move into a new user namespace that owns everything we create, and in which we are nobody, whoever we were.
 
-    We continue as a child, the first process of a process namespace that belongs to it. The parent only waits for its
-    end.
+    We continue as a child, the first process of a new process namespace. The parent only waits for the child's end.
     """
     user, group = os.getuid(), os.getgid()
     unshare(NEW_USERS | NEW_MOUNTS | NEW_PROCESSES)
@@ -189,7 +193,7 @@ def make_users() -> None:
 
 
 def hold_proc() -> None:
-    """Keep a descriptor of the kernel's view of our namespace's processes, at the number PROC."""
+    """Keep /proc, the kernel's view of our namespace's processes, open as the descriptor PROC."""
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     if proc != PROC:
         os.dup2(proc, PROC, inheritable=False)

@@ -1,4 +1,4 @@
-"""Background programs: their ends, and their streams to and from the host, each with a window."""
+"""Background programs: their exits, and their streams to and from the host, each with a window."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Process:
         self.input: list[bytearray] = []
         """Input that the program has not read yet: at most WINDOW bytes."""
         self.last = False
-        """Whether its input ends after that."""
+        """Whether the program's input ends after `input`."""
         self.ended = False
 
 
 class Background:
-    """All background programs. Their output waits in their pipes until the host has room for it."""
+    """All background programs. Their output waits in their pipes until the host can accept it."""
 
     def __init__(self) -> None:
         self.processes: dict[int, Process] = {}
         self.leaders: set[int] = set()
         """The first process of each program and shell; processes that these started outlive other calls."""
         self.owners: dict[int, Process] = {}
-        """By the descriptors that are polled."""
+        """The program of each descriptor that is polled."""
         self.poll: select.epoll | None = None
 
     def add(self, number: int, child: Child, stdin: int) -> None:
@@ -61,7 +61,7 @@ class Background:
             self.poll.unregister(fd)
 
     def wait(self, wire: Wire) -> None:
-        """Return when a frame from the host is ready; until then, carry the programs' output."""
+        """Return when a frame from the host is ready; until then, forward the programs' output."""
         if self.poll is None or wire.pending:
             return
         poll = select.poll()
@@ -75,7 +75,7 @@ class Background:
             self.pump(wire)
 
     def notice_exits(self, wire: Wire) -> None:
-        """Check for exits that another check consumed the notice of, if one pipe signals all children's exits."""
+        """If one pipe signals all children's exits, check for exits whose signal another check has consumed."""
         if Exits.pipe is not None:
             for process in [*self.processes.values()]:
                 self.look(process, wire)
@@ -96,7 +96,7 @@ class Background:
                 self.look(process, wire)
 
     def pull(self, process: Process, fd: int, wire: Wire) -> bool:
-        """Send a piece of a stream to the host; return whether there may be more that it has room for."""
+        """Send a piece of a stream to the host; return whether there may be more that the host can accept."""
         room = process.credit[fd]
         if not room:
             self.ignore(fd)
@@ -106,7 +106,7 @@ class Background:
         except BlockingIOError:
             if not process.ended:
                 return False
-            count = 0  # Whoever still holds the other end isn't part of the program.
+            count = 0  # A process that still has the other end isn't part of the program.
         if not count:
             self.close_stream(process, fd, wire)
             return False
@@ -177,7 +177,7 @@ class Background:
             pass
 
     def hear(self, wire: Wire, envelope: dict[str, Any], body: bytearray) -> None:
-        """Do what the host says with one program, which may have ended meanwhile."""
+        """Carry out the host's message about one program, which may have ended meanwhile."""
         op, process = envelope["op"], self.processes.get(envelope["process"])
         if op == "close":
             if process is not None:
@@ -204,7 +204,10 @@ class Background:
                     self.watch(process, fd, select.EPOLLIN)
 
     def signal(self, process: Process, number: int) -> None:
-        """Kill the program and all that it started; other signals go to its process group, as from a terminal."""
+        """Kill the program and everything that it started.
+
+        Signals other than SIGKILL go to its process group, as from a terminal.
+        """
         if process.ended or process.child.ended():
             return
         if number == signal.SIGKILL:

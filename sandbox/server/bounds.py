@@ -11,7 +11,7 @@ from .kernel import drop_bounding, filter_calls, set_capabilities
 from .limits import LIMITS, PR_SET_DUMPABLE, PROC, SYS_MQ_OPEN, libc
 
 ROOT = os.geteuid() == 0
-"""True only in an unsafe sandbox, which isolates nothing."""
+"""Whether we are root, which is true only in an unsafe sandbox, which isolates nothing."""
 
 
 class Bounds:
@@ -20,7 +20,7 @@ class Bounds:
     filter = b""
     """The allowed system calls, as a BPF program; empty if the engine filters them."""
     nice = 0
-    """The code's nice value if we share one processor allowance, because otherwise a fork bomb could starve us."""
+    """The code's nice value, which keeps a fork bomb from starving us if we share one CPU limit with the code."""
 
 
 def give_up_power() -> None:
@@ -46,7 +46,7 @@ def deny_queues() -> None:
 
 
 class OwnLimits:
-    """The limits of the server's own process, which code that sees it can set under some kernels (gVisor's)."""
+    """The limits of the server's process, which code that sees the process can change under some kernels (gVisor's)."""
 
     def __init__(self) -> None:
         """Save the limits before any code runs."""
@@ -56,7 +56,7 @@ class OwnLimits:
         """Restore the saved limits.
 
         Raises:
-            OSError: If code has lowered one for good, because raising it takes a capability.
+            OSError: If code has permanently lowered a limit, because raising it takes a capability.
         """
         for number, saved in self.saved.items():
             try:
@@ -73,7 +73,7 @@ class FirstToDie:
 
     @classmethod
     def watch(cls) -> None:
-        """Open our score before this process is sealed, because a sealed process can't open it itself."""
+        """Open our OOM score before this process is sealed, because a sealed process can't open it itself."""
         cls.fd = os.open("self/oom_score_adj", os.O_RDWR, dir_fd=PROC)
         cls.own = os.pread(cls.fd, 16, 0)
 
@@ -85,11 +85,14 @@ class FirstToDie:
         try:
             os.pwrite(cls.fd, b"1000" if begin else cls.own, 0)
         except OSError:
-            pass  # The kernel doesn't let us go back here.
+            pass  # This kernel doesn't let us restore our score.
 
     @classmethod
     def be(cls) -> None:
-        """Make this process die before those that forked it; nobody here can abuse its being unsealed meanwhile."""
+        """Make this process die before those that forked it.
+
+        It is unsealed meanwhile, but no code is here yet that could abuse that.
+        """
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         cls.watch()
         cls.children(True)

@@ -1,4 +1,4 @@
-"""One running program: its output, questions and limits, and how the supervisor saw it end."""
+"""One running program: its output, host function calls and limits, and how the supervisor saw it end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Capture:
         return count
 
     def keep_last(self, rest: memoryview, before: int) -> None:
-        """Add to the ring the data that follows the head and `before` more bytes."""
+        """Add data to the ring of the tail; `before` is the number of bytes between the head and this data."""
         skipped = max(0, len(rest) - self.half)
         rest = rest[skipped:]
         at = (before + skipped) % self.half
@@ -97,7 +97,7 @@ OUT, ERR = Capture(), Capture()
 
 
 class Call:
-    """One program under a limit: drains its output, carries its questions to the host, and reports how it ended."""
+    """One program under a limit: drains its output, forwards its host function calls, and reports how it ended."""
 
     def __init__(self, host: Wire, child: Child, envelope: dict[str, Any]) -> None:
         self.host, self.child = host, child
@@ -115,7 +115,7 @@ class Call:
             ERR.keep(envelope["keep"])
 
     def run(self) -> None:
-        """Follow the program until it has ended, by itself or not; nothing is killed yet."""
+        """Follow the program until it has ended or exceeded a limit; nothing is killed yet."""
         beside = BACKGROUND.poll.fileno() if BACKGROUND.poll is not None and BACKGROUND.processes else None
         if beside is not None:
             self.child.watch(beside)
@@ -222,7 +222,7 @@ class Call:
         zero(body)
 
     def asked(self, channel: Channel, number: int, body: bytearray) -> None:
-        """Pass a question to the host, unless too many are open or the host offered no functions."""
+        """Forward a host function call to the host, unless too many are open or the host offered no functions."""
         self.asks += 1
         if self.asks > MAX_ASKS or self.open_asks == MAX_OPEN_ASKS:
             self.end("protocol", -signal.SIGKILL, lost=True)
@@ -263,7 +263,7 @@ class Call:
         elif worker and code == CHANNEL_LOST:
             self.end("protocol", code, lost=True)
         elif worker:
-            self.end("error", code or 1, lost=True)  # It left without an answer: never a success.
+            self.end("error", code or 1, lost=True)  # It exited without an answer, which is never a success.
         else:
             self.end("error" if code else "ok", code)
 
@@ -296,5 +296,5 @@ class Call:
 
 
 def refusal(text: str) -> bytes:
-    """Return an answer to a question that makes the code raise RuntimeError."""
+    """Return an answer to a host function call that makes the code raise RuntimeError."""
     return json.dumps({"error": text}).encode()

@@ -1,4 +1,4 @@
-"""The supervisor's own children, forked with their own pipes and without a descriptor of the host's wire."""
+"""The supervisor's children, forked with separate pipes and without a descriptor of the host's connection."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Exits:
 
     @classmethod
     def forget(cls) -> None:
-        """Drop the pipe in a child, which it does not belong to."""
+        """Drop the pipe in a forked child, because the pipe belongs to the parent."""
         if cls.pipe is not None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     @classmethod
     def open(cls, pid: int) -> int:
-        """Return our own descriptor that is readable once this child has ended, or may have."""
+        """Return a new descriptor that is readable once this child has ended, or may have ended."""
         return os.pidfd_open(pid) if cls.pipe is None else os.dup(cls.pipe[0])
 
     @classmethod
@@ -109,7 +109,7 @@ class Child:
             self.channel.close()
 
     def watch(self, fd: int) -> None:
-        """Also poll another descriptor."""
+        """Poll another descriptor, too."""
         for poll in (self.urgent, self.all):
             poll.register(fd, select.POLLIN)
 
@@ -122,7 +122,7 @@ class Child:
                 continue
 
     def ended(self) -> bool:
-        """Return whether it has ended, reaped or not."""
+        """Return whether the process has ended, reaped or not."""
         Exits.clear()
         if Exits.pipe is None:
             return bool(self.ending.poll(0))
@@ -132,7 +132,7 @@ class Child:
             return True
 
     def interrupt(self, *, its_group: bool = False) -> None:
-        """Send SIGINT to it or its process group, unless it has ended, as its number may then be reused."""
+        """Send SIGINT to the process or its group, unless the process has ended, as its number may then be reused."""
         if self.ended():
             return
         try:
@@ -141,7 +141,7 @@ class Child:
             pass
 
     def ends(self, deadline: float) -> bool:
-        """Return whether it ends before the deadline."""
+        """Return whether the process ends before the deadline."""
         while not self.ended():
             try:
                 wait(self.exit, select.POLLIN, deadline)
@@ -150,7 +150,7 @@ class Child:
         return True
 
     def exited(self) -> int:
-        """Reap the process, which has ended, and return its exit code, or minus its signal."""
+        """Reap the process, which has ended, and return its exit code, or the negative number of its signal."""
         if self.space is not None:
             return os.waitstatus_to_exitcode(self.space.status(self.pid))
         try:
@@ -172,9 +172,10 @@ def start(
     stdin: int | None = None,
     extra: Sequence[int] = (),
 ) -> Child:
-    """Fork a process next to the sandbox's code, with its own pipes and nothing of the host's wire, and `run` in it.
+    """Fork a process next to the sandbox's code, and call `run` in it.
 
-    It reads from `stdin`, or else from /dev/null. The descriptors in `extra` become its descriptors 3 and up.
+    It has separate pipes, and no descriptor of the host's connection. It reads from `stdin`, or else from /dev/null.
+    The descriptors in `extra` become its descriptors 3 and up.
     """
     space = Space.current
     out, out_end = os.pipe()
@@ -213,7 +214,7 @@ def become(
     sealed: bool,
     before: Callable[[int], Sequence[int]] | None = None,
 ) -> NoReturn:
-    """Turn the forked process into a child: give up everything that it may not have, and `run`.
+    """Turn the forked process into a child: give up everything that it may not have, and call `run`.
 
     `before` runs while the process still has everything that we have. It gets the process's stderr, and returns further
     descriptors to keep.
@@ -267,7 +268,7 @@ def start_in_space(
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
-    """Return the supervisor's end, which tells who writes (by the kernel), and the worker's end."""
+    """Return the supervisor's end, on which the kernel reports who writes, and the worker's end."""
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     ours.setblocking(False)
@@ -284,7 +285,7 @@ def close_from(first: int) -> None:
 
 
 def open_descriptors() -> list[int]:
-    """Return every descriptor that this process holds, whatever its limit of open files is."""
+    """Return every open descriptor of this process, whatever its limit of open files is."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -298,21 +299,21 @@ def open_descriptors() -> list[int]:
 def keep_only(allowed: set[int]) -> None:
     """Close every descriptor except the lowest ones, which are `allowed`; raise SystemExit if another one is left.
 
-    With a descriptor of the host's wire, a worker's code could forge answers, so this is checked, not assumed.
+    With a descriptor of the host's connection, a worker's code could forge answers, so this is checked, not assumed.
     """
     close_from(max(allowed) + 1)
     left = sorted(set(open_descriptors()) - allowed)
     if left:
-        os.write(2, f"descriptors {left} are open, which no worker may hold\n".encode())
+        os.write(2, f"descriptors {left} are open, which no worker may have\n".encode())
         raise SystemExit(CHANNEL_LOST)
 
 
 def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str, int], *, sealed: bool) -> None:
-    """Become a child with its own Unix session, pipes and limits; close all of the supervisor's descriptors."""
+    """Become a child with a separate Unix session, pipes and limits; close all of the supervisor's descriptors."""
     os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)
-    # Move them above the low numbers first: one may have the number that another one is to get.
+    # Copy them to higher numbers first, because one may have the number that another one is to get.
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, CHANNEL + len(given)) for fd in given]
     for number, fd in enumerate(copies, CHANNEL):
         os.dup2(fd, number, inheritable=False)

@@ -6,7 +6,7 @@ import os
 
 
 class OomCounter:
-    """How many processes of this sandbox the kernel has killed because memory ran out; always 0 without a cgroup."""
+    """Counts the processes of this sandbox that the kernel killed because memory ran out; always 0 without a cgroup."""
 
     FILES = (("/sys/fs/cgroup/memory.events", b"oom_kill "), ("/sys/fs/cgroup/memory/memory.oom_control", b"oom_kill "))
 
@@ -29,12 +29,15 @@ class OomCounter:
 
 
 class Places:
-    """How many processes the sandbox has room for; a bubblewrap sandbox has no control group and keeps no count."""
+    """Checks how many more processes the sandbox can start.
+
+    A bubblewrap sandbox has no control group, so nothing is counted.
+    """
 
     FOLDERS = ("/sys/fs/cgroup", "/sys/fs/cgroup/pids")
 
     def __init__(self, reserve: int) -> None:
-        """Open the counters; `reserve` is how many processes a verifier must have room for."""
+        """Open the counters; `reserve` is the number of processes that a verifier must be able to start."""
         self.reserve = reserve
         self.files: tuple[int, int] | None = None
         for folder in self.FOLDERS:

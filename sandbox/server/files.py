@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def words_of_error(error: BaseException) -> str:
-    """Return what happened, in the kernel's words and without its error number."""
+    """Return an error's text: the kernel's message without its number, or else the error's own."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
     return str(error) or type(error).__name__
@@ -62,7 +62,7 @@ def stand(work: str) -> None:
 
 
 def open_below(work: str, parts: list[str], *, make: bool = False) -> int:
-    """Return a descriptor of the folder, following no link."""
+    """Return a descriptor of the folder, following no links; if `make`, missing folders are created."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     fd = os.open(work, flags)
     for part in parts:
@@ -87,7 +87,7 @@ def open_file(work: str, path: str) -> int:
     """Return a descriptor for reading a regular file.
 
     Raises:
-        Refused: If it is a folder, link, pipe or device.
+        Refused: If the path is a folder, link, pipe or device.
     """
     parts = parts_of(path, work)
     if not parts:
@@ -108,7 +108,7 @@ def open_file(work: str, path: str) -> int:
 
 
 def check_file(name: str, folder: int, path: str) -> None:
-    """Check that a file of this name can be written: it is a writable file, or nothing has that name.
+    """Check that a file of this name can be written: either it is a writable file, or nothing has that name.
 
     Raises:
         NotAFile: If it is a link, pipe, socket or device.
@@ -193,8 +193,8 @@ def remove_file(name: str, folder: int) -> bool:
 def empty_folder(path: str, deadline: float) -> None:
     """Remove everything below `path`, at any depth and with any mode; no link is followed.
 
-    The folders in each subfolder are moved to the top before it is removed, so no path ever grows long. Their names
-    there start with random digits, so code in the sandbox can't have put anything in their way.
+    The folders in each subfolder are moved to the top before the subfolder is removed, so no path ever grows long.
+    Their new names start with random digits, so code in the sandbox can't have put anything in their way.
 
     Raises:
         TimeoutError: At the deadline.
@@ -235,7 +235,7 @@ def empty_ipc() -> None:
 
 
 IPC_SEEN: dict[str, int] = {}
-"""The highest removed number of each kind, if the kernel lists none."""
+"""The highest removed number of each kind of object, for a kernel that lists none."""
 
 
 def ipc_numbers(kind: str, make: Callable[[], int]) -> Iterable[int]:

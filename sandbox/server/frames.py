@@ -1,4 +1,4 @@
-"""Frames over the host's wire and over a worker's channel; every buffer is zeroed after use."""
+"""Frames over the host's connection and over a worker's channel; every buffer is zeroed after use."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def write_frame(
     body: Iterable[bytes | bytearray | memoryview] = (),
     deadline: float | None = None,
 ) -> None:
-    """Write one frame; `body` holds the parts of its body."""
+    """Write one frame; `body` contains the parts of its body."""
     parts = list(body)
     if parts:
         envelope["body"] = sum(map(len, parts))
@@ -106,7 +106,10 @@ def zero(buffer: bytearray) -> None:
 
 
 class Inlet:
-    """Reads whole frames from one descriptor, ahead into a buffer; data that was taken from it is zeroed."""
+    """Reads whole frames from one descriptor, and reads ahead into a buffer.
+
+    The buffer is zeroed as data is taken from it.
+    """
 
     def __init__(self, fd: int, *, max_envelope: int, max_body: int) -> None:
         self.fd, self.max_envelope, self.max_body = fd, max_envelope, max_body
@@ -115,15 +118,15 @@ class Inlet:
 
     @property
     def pending(self) -> bool:
-        """Whether data was read ahead that no frame has used yet; a poll does not report it."""
+        """Whether the buffer contains data that no frame has used yet; a poll does not report it."""
         return self.start < self.stop
 
     def read(self, deadline: float | None) -> tuple[dict[str, Any], bytearray]:
         """Return one frame.
 
         Raises:
-            Broken: If it is malformed or too large.
-            EOFError: At the end of the wire.
+            Broken: If the frame is malformed or too large.
+            EOFError: At the end of the connection.
         """
         if self.start == self.stop:  # Here, so that everything that arrived together is read ahead at once.
             self.start, self.stop = 0, self.receive(self.ahead, deadline)
@@ -198,7 +201,7 @@ class Inlet:
 
 
 class Wire(Inlet):
-    """The host's wire: one socket, or two pipes if an engine carries our input and output."""
+    """The host's connection: one socket, or two pipes if an engine forwards our input and output."""
 
     def __init__(self, inlet: int, outlet: int) -> None:
         super().__init__(inlet, max_envelope=MAX_ENVELOPE, max_body=MAX_BODY)
@@ -216,7 +219,7 @@ class Channel(Inlet):
         self.end, self.pid = end, pid
 
     def receive_some(self, into: memoryview) -> int:
-        """Receive bytes from the worker; the kernel says who wrote them and never mixes two writers' bytes.
+        """Receive bytes from the worker; the kernel reports who wrote them and never mixes two writers' bytes.
 
         Raises:
             Broken: If another process wrote them.

@@ -33,7 +33,7 @@ class Fresh(Snapshots):
     places: Places
 
     def python_fresh(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
-        """Run a fresh cell while everything else is stopped; if processes leave no room, they are killed first."""
+        """Run a fresh cell while everything else is stopped; if too many processes run, they are killed first."""
         if self.places.are_few():
             self.restart_all()
         bystanders = stop_all()
@@ -49,7 +49,7 @@ class Fresh(Snapshots):
         return call.answer()
 
     def fresh_in_a_copy(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Call:
-        """Run a cell in a place hidden from the session, on a copy of its folder that ends with the call."""
+        """Run a cell in namespaces hidden from the session, on a copy of its folder that ends with the call."""
         killed = self.oom.read()  # Before the copy, which may be what uses up the memory.
         try:
             worker = self.worker_in_an_exact_copy(session.work, envelope["deadline"], hides=envelope["hides"])
@@ -72,7 +72,7 @@ class Fresh(Snapshots):
         return self.worker_in_a_copy(work, KILL_S, deadline, hides=hides)
 
     def worker_in_a_copy(self, work: str, patience_s: float, deadline: float, *, hides: bool) -> Child:
-        """Return a worker that has its copy.
+        """Return a worker whose copy of the folder is complete.
 
         Raises:
             TimeoutError: If the copy is not complete at the deadline.
@@ -88,7 +88,7 @@ class Fresh(Snapshots):
             os.close(source)
             os.close(filling)
         try:
-            wait(filled, select.POLLIN, deadline)  # Only the worker holds the other end, until it runs.
+            wait(filled, select.POLLIN, deadline)  # Only the worker has the other end, until it runs.
         except TimeoutError:
             end_place(worker)
             raise
@@ -97,9 +97,9 @@ class Fresh(Snapshots):
         return worker
 
     def worker_in_a_place(self, work: str, source: int, patience_s: float, *, hides: bool) -> Child:
-        """Return a worker that first copies the folder `source`, in its own place.
+        """Return a worker in new namespaces that first copies the folder `source`.
 
-        If it `hides`, the worker gets a descriptor of a folder that is read-only without it; it closes the descriptor
+        If `hides`, the worker gets a descriptor of a folder that is otherwise read-only, and closes the descriptor
         before it starts any process.
         """
         private = os.path.join(self.branches, "fresh")
@@ -126,7 +126,7 @@ class Fresh(Snapshots):
     def fresh_in_place(
         self, session: Session, bystanders: dict[int, int], envelope: dict[str, Any], body: bytearray
     ) -> Call:
-        """Run a cell in the session's folder itself, because there is no namespace for it."""
+        """Run a cell in the session's folder itself, because there are no namespaces for it."""
         private = os.path.join(self.branches, os.urandom(16).hex())
         os.mkdir(private)
         worker = self.make_room(lambda patience_s: self.new_worker(session.work, patience_s, private=private))
@@ -137,9 +137,7 @@ class Fresh(Snapshots):
         try:
             remove_folder(private, time.monotonic() + REMOVE_S)
         except TimeoutError as error:
-            raise SystemExit(
-                SANDBOX_KILLED
-            ) from error  # Hidden files may lie in it, where the session could read them.
+            raise SystemExit(SANDBOX_KILLED) from error  # It may contain hidden files, which the session could read.
         return call
 
     def cell(
@@ -161,7 +159,7 @@ class Fresh(Snapshots):
 
 
 def end_place(worker: Child) -> None:
-    """End a worker in its own space, with everything in it."""
+    """End a worker and the process namespace that was created for it, with everything in it."""
     worker.close()
     assert worker.space is not None
     worker.space.close()

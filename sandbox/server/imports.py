@@ -57,14 +57,14 @@ class OwnImports:
         sys.meta_path[sys.meta_path.index(PathFinder)] = self
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return where a module is found: first elsewhere, then in the folder for importers with access."""
+        """Return the module's spec, found outside the folder or, for importers with access, in the folder."""
         places = list(sys.path if path is None else path)
         inside = [place for place in places if self.holds(place)]
         outside = [place for place in places if place not in inside]
         found = frozen(PathFinder.find_spec(name, outside, target))
         if not inside or (found is not None and not self.is_open(found)):
             return found
-        # Any holder of a package in the folder may import its modules; a package that also lies elsewhere is a
+        # Code that has a package of the folder may import its modules, but a package that is also elsewhere is a
         # library's.
         free = path is not None and all(map(self.is_trusted, outside))
         if free or name in self.names or self.is_asked_for(sys._getframe(1)):
@@ -84,7 +84,7 @@ class OwnImports:
         PathFinder.invalidate_caches()
 
     def holds(self, place: Any) -> bool:
-        """Return whether an entry of sys.path lies in the folder."""
+        """Return whether an entry of sys.path is in the folder."""
         try:
             real = os.path.realpath(os.fsdecode(place) or os.curdir)
         except (OSError, TypeError, ValueError):
@@ -95,7 +95,7 @@ class OwnImports:
         return os.path.join(os.fsdecode(place), "").startswith(self.trusted)
 
     def is_open(self, found: Any) -> bool:
-        """Return whether it is a namespace package (without its own file) whose folders are all trusted."""
+        """Return whether this is a namespace package (one without a file) whose folders are all trusted."""
         return found.loader is None and all(map(self.is_trusted, found.submodule_search_locations))
 
     def is_asked_for(self, frame: Any) -> bool:

@@ -1,6 +1,6 @@
-"""The keeper of a sandbox: its first process, which holds the wire, never reads it, and forks each supervisor.
+"""The keeper of a sandbox: its first process, which has the host's connection, never reads it, and forks supervisors.
 
-No data of any episode passes through it, so a process that it forks finds nothing of an earlier episode.
+No data of any episode passes through the keeper, so a process that it forks finds nothing of an earlier episode.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from .arena import Arena
 
     Supervise = Callable[["Pipe", "Pipe", "Pipe"], NoReturn]
-    """Takes three pipes: it hears on the first when it may answer the host, says on the second whether it is in its
-    place, and says on the third that its episode ends."""
+    """Runs a supervisor with three pipes.
+
+    On the first, it hears when it may answer the host. On the second, it reports whether it is in its own namespaces,
+    and on the third, that its episode ends.
+    """
 
 WORD = struct.Struct("q")
 """The number of the call that an episode starts with: the reset before it, or FIRST."""
@@ -73,12 +76,15 @@ class Episode:
         os.close(self.placed.into)
 
     def is_next(self) -> None:
-        """Let it listen for the end of the episode before its own; no other supervisor listens for that then."""
-        with suppress(BrokenPipeError):  # It has ended; its turn will show that.
+        """Let the supervisor listen for the end of the previous episode; no other one may listen for that meanwhile."""
+        with suppress(BrokenPipeError):  # If it has ended, its turn will show that.
             self.start.say(0)
 
     def begin(self) -> list[int]:
-        """Let it answer the host, since no earlier episode is alive; return a descriptor of its place, if any."""
+        """Let the supervisor answer the host, as no earlier episode is alive.
+
+        Returns a descriptor of its mount namespace, or an empty list if it has none.
+        """
         place: list[int] = []
         try:
             if self.placed.hear() == IN_A_PLACE:
@@ -97,8 +103,9 @@ class Episode:
 def keep(arena: Arena | None, supervise: Supervise) -> NoReturn:
     """Run one supervisor after the other; exit as soon as one ends for a reason other than the host's request.
 
-    If each has its own place, the next supervisor already exists while an episode runs. It creates its place when it
-    hears that the previous episode has ended, and answers the host when that episode's supervisor has ended, too.
+    If each has its own namespaces, the next supervisor already exists while an episode runs. It creates its namespaces
+    when it hears that the previous episode has ended, and answers the host when that episode's supervisor has ended,
+    too.
     """
     ended = Pipe()
     ended.say(FIRST)
@@ -111,7 +118,7 @@ def keep(arena: Arena | None, supervise: Supervise) -> NoReturn:
         spare = None if arena is None else Episode(supervise, ended, ours)
         place = episode.begin()
         for fd in left:
-            os.close(fd)  # While the next episode starts, since the old place may have held many files.
+            os.close(fd)  # While the next episode starts, since the old folders may have had many files.
         left = place
         if spare is not None:
             spare.is_next()

@@ -53,7 +53,7 @@ def read_only(target: str, flags: int = 0) -> None:
 
 
 def thread_id_place() -> Any:
-    """Return the address at which the kernel clears this thread's id, or None if it does not say."""
+    """Return the address at which the kernel clears this thread's id, or None if the kernel doesn't report it."""
     place = ctypes.c_void_p()
     return None if libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(place), 0, 0, 0) else place
 

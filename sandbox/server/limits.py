@@ -14,20 +14,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
-"""The folder of the server's own files; tracebacks for the code in the sandbox leave out frames from there."""
+"""The folder of the server's files; tracebacks for the code in the sandbox leave out frames from there."""
 PACKAGE = __name__.partition(".")[0]
 PROTOCOL = 2
 MAX_ENVELOPE = 1 << 20
 MAX_BODY = 18 << 20
-"""A call sends or returns at most 16 MiB, plus a command of 1 MiB."""
+"""Maximum bytes of a body: a call sends or returns at most 16 MiB, plus a command of 1 MiB."""
 MAX_WORKER_ENVELOPE = 4096
 MAX_ASK = 1 << 20
 MAX_ASKS = 2000
-"""The host refuses politely at half of this; a worker that continues is no longer controlled by us."""
+"""Maximum host function calls of a cell.
+
+The host refuses calls after half as many; a worker that continues is no longer controlled by us.
+"""
 MAX_OPEN_ASKS = 8
-"""Questions that wait for answers at once; there is more than one only if code was interrupted while asking."""
+"""Maximum host function calls that wait for answers; there is more than one only if code was interrupted in a call."""
 KEEP = 32 << 10
-"""Bytes kept from the head and from the tail of each stream, if a call does not say how many."""
+"""Bytes stored of the head and of the tail of each stream, unless a call sets another number."""
 WINDOW = 256 << 10
 """Maximum number of bytes of a background program's stream in transit to the host or to the program."""
 MAX_BACKGROUND = 64
@@ -38,7 +41,7 @@ MAX_TRANSFERS = 64
 """Maximum number of large file transfers at once in a sandbox."""
 HARD_OUTPUT = 16 << 20
 MAX_PATH = 4096
-"""Bytes of the longest path that a file call accepts."""
+"""Maximum bytes of a path in a file call."""
 GRACE_S = 0.3
 SHELL_BEGINS_S = 5.0
 FORK_S = 5.0
@@ -58,7 +61,7 @@ AHEAD = 16 << 10
 """Bytes that are read ahead of the current frame."""
 ZEROS = bytes(KEEP)
 SCRATCH = memoryview(bytearray(KEEP))
-"""The buffer for every read from a pipe; zeroed after each."""
+"""The buffer for every read from a pipe, zeroed after each read."""
 CREDENTIALS = socket.CMSG_SPACE(12)
 """Space for the writer's process, user and group, or for three descriptors."""
 OUTPUT_LATER_S = 0.002
@@ -66,7 +69,7 @@ OUTPUT_LATER_S = 0.002
 CHANNEL = 3
 """The worker's end of its channel."""
 WIRE_IN, WIRE_OUT = 3, 4
-"""The supervisor's descriptors of the host's wire, whatever number the client had for it."""
+"""The supervisor's descriptors of the host's connection, whatever number the client had for it."""
 HIGHEST_FD = (1 << 32) - 1
 SYS_CLOSE_RANGE = 436
 """The same number on every architecture."""
@@ -77,15 +80,15 @@ RESET = 75
 SANDBOX_KILLED = 86
 """Exit code of a server that died because of code in its sandbox; the host uses the same number."""
 PROC = 5
-"""The supervisor's descriptor of the kernel's view of its own process namespace; `/proc` may show the code's."""
+"""The supervisor's descriptor of a /proc that shows its own process namespace; `/proc` may show the code's."""
 LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 ALONE = os.getpid() == 1
-"""Whether we have a process namespace of our own; only then may every process be signaled."""
+"""Whether we are the first process of a namespace; only then may every process be signaled."""
 IPC_RMID = 0
 MAX_IPC = 65_536
-"""How many System V objects of a kind are tried if not even one more can be created."""
+"""Number of System V objects of a kind that are tried if not even one more can be created."""
 LIMITS = 16
-"""How many limits the kernel has for a process."""
+"""Number of resource limits that the kernel has for a process."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_GET_TID_ADDRESS = 1, 4, 36, 40
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 SYS_MQ_OPEN = {"x86_64": 240, "aarch64": 180}.get(os.uname().machine, 0xFFFFFFFF)
@@ -122,4 +125,4 @@ class WrongArgument(Refused):
 
 
 class NotAFile(Refused):
-    """A link, a pipe, a socket or a device."""
+    """The path is that of a link, a pipe, a socket or a device."""

@@ -1,4 +1,4 @@
-"""Internet sockets of the sandbox's own network, created when the server starts and handed to the host."""
+"""Internet sockets of the sandbox's network, created when the server starts and handed to the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKLOG = 64
 
 
 def hand_over(wire: int, config: dict[str, Any]) -> None:
-    """Create a listener if requested, and unconnected sockets; send all of them over the wire and keep none.
+    """Create a listener if requested, and unconnected sockets; send all of them over the connection and keep none.
 
     A socket belongs forever to the network in which it was created. So the host accepts and connects in this sandbox's
     network with these sockets, without a process in here that code could stop or that a reset would end.

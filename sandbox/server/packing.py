@@ -17,11 +17,12 @@ TIME = "mtime"
 
 
 def pack(folder: int, stream: IO[bytes], name: str = "") -> None:
-    """Write everything in the folder, or one entry of it: files, folders, links and hard links, with modes and times.
+    """Write the folder's content, or one entry of it, as a tar archive.
 
-    Pipes, sockets and devices are left out.
+    The archive contains files, folders, links and hard links, with modes and times. Pipes, sockets and devices are left
+    out.
     """
-    import tarfile  # Here, so that only the process that packs pays for it.
+    import tarfile  # Imported only by a process that needs it, because it takes long.
 
     linked: dict[tuple[int, int], str] = {}
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
@@ -32,7 +33,7 @@ def pack(folder: int, stream: IO[bytes], name: str = "") -> None:
 def pack_entry(
     archive: tarfile.TarFile, folder: int, name: str, prefix: str, linked: dict[tuple[int, int], str], depth: int
 ) -> None:
-    """Write a file, link or whole folder; `linked` holds the first name of each file with several names."""
+    """Write a file, link or whole folder; `linked` contains the first name of each file with several names."""
     info = os.stat(name, dir_fd=folder, follow_symlinks=False)
     entry = entry_of(archive, prefix + name, info)
     if stat.S_ISLNK(info.st_mode):
@@ -71,7 +72,7 @@ def entry_of(archive: tarfile.TarFile, path: str, info: os.stat_result) -> tarfi
 
 
 def open_whatever_mode(name: str, folder: int, info: os.stat_result) -> int:
-    """Return a descriptor of our own file or folder, whatever its mode; a folder stays open until its mode is set."""
+    """Return a descriptor of our own file or folder, whatever its mode; the caller must restore a folder's mode."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | (os.O_DIRECTORY if stat.S_ISDIR(info.st_mode) else os.O_NONBLOCK)
     mode = stat.S_IMODE(info.st_mode)
     needed = stat.S_IRUSR | (stat.S_IXUSR if stat.S_ISDIR(info.st_mode) else 0)
@@ -87,7 +88,7 @@ def open_whatever_mode(name: str, folder: int, info: os.stat_result) -> int:
 def unpack(work: str, top: list[str], stream: IO[bytes]) -> None:
     """Create an archive's content, compressed or not, below the folder `top`, replacing files of the same names.
 
-    No link is followed, and no name leads out.
+    No link is followed, and no name may lead out of the folder.
 
     Raises:
         Refused: If it is not an archive, or contains anything but files, folders and links.
@@ -111,7 +112,7 @@ def unpack(work: str, top: list[str], stream: IO[bytes]) -> None:
     except Exception as error:  # Each compression has its own errors.
         raise WrongArgument(f"not a tar archive, or an incomplete one: {error}") from None
     folders.pop(tuple(top), None)
-    for inner, (mode, time) in sorted(folders.items(), key=by_depth):  # A mode may close its folder.
+    for inner, (mode, time) in sorted(folders.items(), key=by_depth):  # A mode may make its folder inaccessible.
         fd = open_below(work, [*inner])
         os.fchmod(fd, mode)
         os.utime(fd, ns=(time, time))
@@ -171,7 +172,7 @@ def parts_below(path: str) -> list[str]:
     """Return the names in an archive's path.
 
     Raises:
-        Refused: If it leads out of the folder, or is too deep.
+        Refused: If the path leads out of the folder, or is too deep.
     """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/") or ".." in parts or len(parts) > MAX_DEPTH + 1:

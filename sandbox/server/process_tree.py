@@ -29,7 +29,7 @@ def children(pid: int) -> list[int]:
 
 
 def names(path: str) -> list[str]:
-    """Return the names in a folder of the kernel's view of our processes."""
+    """Return the names in a folder of the /proc that shows our processes."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=PROC)
     try:
         return os.listdir(fd)
@@ -44,7 +44,7 @@ def content(path: str) -> bytes:
 
 
 def parents() -> dict[int, int]:
-    """Return every process here with its parent, for a kernel that lists no children (gVisor's)."""
+    """Return every process here with its parent's id, for a kernel that lists no children (gVisor's)."""
     found: dict[int, int] = {}
     for name in names("."):
         if name.isdigit():
@@ -56,10 +56,10 @@ def parents() -> dict[int, int]:
 
 
 def descendants(root: int) -> dict[int, int]:
-    """Return every process below `root` with its parent, parents first.
+    """Return every process below `root` with its parent's id, parents first.
 
-    As a subreaper we adopt orphans, so none can hide. The first process of a space adopts the orphans there; it is
-    ours, and is not included.
+    As a subreaper, we adopt orphans, so none can hide. The first process of a space adopts the orphans there. It is
+    one of ours, and is not included.
     """
     tree: dict[int, int] = {}
     snapshot = None if LISTS_CHILDREN else parents()
@@ -76,7 +76,7 @@ def descendants(root: int) -> dict[int, int]:
 
 
 def unix_session(pid: int) -> int:
-    """Return the id of the process that called setsid, or 0 if the process is gone."""
+    """Return the id of a process's Unix session, or 0 if the process is gone."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -84,7 +84,7 @@ def unix_session(pid: int) -> int:
 
 
 def send_signal(pid: int, parent: int, number: int) -> None:
-    """Signal a process if it is still the child of `parent`, so that a stranger that got its number is spared."""
+    """Signal a process if it is still the child of `parent`, so that another process that got its number is spared."""
     try:
         if Exits.pipe is not None:
             if pid in children(parent):
@@ -130,7 +130,7 @@ def reap(*, adopted: bool = True) -> None:
 
 
 def kill_family(root: int) -> None:
-    """Kill one of our children and all that it started; all are stopped first, so none can fork meanwhile."""
+    """Kill one of our children and everything that it started; all are stopped first, so none can fork meanwhile."""
     me = os.getpid()
     end = time.monotonic() + KILL_S
     known, stopped = {root}, {0}

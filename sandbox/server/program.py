@@ -29,7 +29,7 @@ class Program:
                 at += size
 
     def forget(self) -> None:
-        """Zero its text, if that is a copy of a frame's body."""
+        """Zero the command's text, which must be a copy of a frame's body."""
         for _, part in self.parts:
             part[:] = bytes(len(part))
 

@@ -13,7 +13,7 @@ from .limits import PR_SET_PDEATHSIG, libc
 def is_parent_of_a_fork() -> bool:
     """Fork a process whose parent is the supervisor; return True here, even on failure, and False in the new process.
 
-    As our own child, it would show up in the session's os.wait(), and only we could reap it.
+    As our child, the new process would show up in the session's os.wait(), and only we could reap it.
     """
     try:
         pid = fork_sibling()

@@ -36,7 +36,7 @@ class Session:
     def __init__(self, worker: Child, work: str, *, lost: bool = False) -> None:
         self.worker, self.work = worker, work
         self.lost = lost
-        """Whether its state was lost and no answer has reported it yet."""
+        """Whether the session's state was lost and no answer has reported that yet."""
         self.started: set[int] = set()
 
     def own(self, tree: dict[int, int]) -> set[int]:
@@ -49,7 +49,7 @@ class Session:
 
 
 class Sessions:
-    """The trunk and its branches, and everything that they started; `started` of each records which is whose."""
+    """The trunk and its branches, and everything that they started, as recorded in the `started` of each."""
 
     oom: OomCounter
 
@@ -62,7 +62,7 @@ class Sessions:
     ) -> None:
         self.host, self.begin_anew = host, begin_anew
         self.furnish = furnish
-        """What the space's first process does for the code, or None if there is no such space."""
+        """Sets up the code's process namespace from its first process; None if there is no such namespace."""
         self.space: Space | None = None
         """The namespace of the code's processes, or None if they are in our own."""
         self.work: str = config["work"]
@@ -70,15 +70,13 @@ class Sessions:
         self.wipe: list[str] = [] if furnish else [path for path in config["wipe"] if os.path.isdir(path)]
         self.limits: dict[str, int] = config["limits"]
         self.reserve: int = config.get("reserve", 0)
-        """Number of processes that a verifier may have in addition to those of the code, with which it shares a
-        count.
-        """
+        """Number of processes that a verifier may have in addition to the code's, which count toward the same limit."""
         self.modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in self.wipe}
         self.sessions: dict[int, Session] = {}
         self.own_limits = OwnLimits()
 
     def begin(self) -> None:
-        """Start the trunk, in a space if possible."""
+        """Start the trunk, in a separate process namespace if possible."""
         worker = self.new_worker(self.work, furnish=self.furnish)
         self.space = worker.space
         self.sessions[TRUNK] = Session(worker, self.work)
@@ -92,7 +90,7 @@ class Sessions:
         furnish: Callable[[], object] | None = None,
         before: Callable[[int], Sequence[int]] | None = None,
     ) -> Child:
-        """Start a worker where the code is, or in a new space that its first process will `furnish`."""
+        """Start a worker next to the code, or in a new process namespace whose first process calls `furnish`."""
 
         def run() -> None:
             run_cells(work, private)
@@ -103,12 +101,15 @@ class Sessions:
         return start(run, work, limits, patience_s, host, channel=True, sealed=sealed)
 
     def limits_of(self, private: str) -> dict[str, int]:
-        """Return a worker's limits; one with a private folder has room in addition to the processes of the code."""
+        """Return a worker's limits; a worker with a private folder may start processes in addition to the code's."""
         more = {"NPROC": self.limits["NPROC"] + self.reserve} if private and "NPROC" in self.limits else {}
         return {**self.limits, **more}
 
     def make_room(self, start: Callable[[float], T]) -> T:
-        """Fork; if the sandbox is full of processes, they are killed first, and every session is lost."""
+        """Call `start`, which forks a process.
+
+        If the sandbox is full of processes, they are killed first, and every session's state is lost.
+        """
         try:
             return start(0.0)
         except BlockingIOError:
@@ -119,7 +120,7 @@ class Sessions:
         """Start a new worker for a session whose processes are gone.
 
         Raises:
-            BlockingIOError: If other processes leave no room for it.
+            BlockingIOError: If the sandbox is full of other processes.
         """
         session.started &= BACKGROUND.leaders
         session.lost = True
@@ -127,22 +128,22 @@ class Sessions:
         ended.close()
 
     def restart(self, session: Session) -> None:
-        """Kill a session with everything that its cells started, and restart it; the others continue if possible.
+        """Kill a session with everything that its cells started, and restart it.
 
-        So do background programs and shells.
+        The other sessions, the background programs and the shells continue if possible.
         """
         alone = len(self.sessions) == 1
         if (not alone or BACKGROUND.leaders) and self.kill(session, all_but=BACKGROUND.leaders, alone=alone):
             try:
                 return self.renew(session)
             except BlockingIOError:
-                pass  # Processes that others started are in its way.
+                pass  # Processes that others started fill the sandbox.
         self.restart_all()
 
     def restart_all(self) -> None:
         kill_all()
         if self.space is not None or ALONE:
-            empty_ipc()  # Otherwise this memory, which no process holds, would be missing later.
+            empty_ipc()  # Otherwise, this memory, which belongs to no process, would be missing later.
         for session in self.sessions.values():
             try:
                 self.renew(session)
@@ -152,7 +153,7 @@ class Sessions:
     def kill(self, session: Session, *, all_but: Iterable[int] = (), alone: bool = False) -> bool:
         """Kill everything that belongs to one session, and nothing else; return whether nothing of it is left.
 
-        If it is `alone`, everything belongs to it. `all_but` are the roots of processes to spare.
+        If the session is `alone`, everything belongs to it. `all_but` are the roots of processes to spare.
         """
         tree = stop_all()  # Nothing can fork while we look.
         own = {*(tree if alone else session.own(tree))} - family(tree, all_but)
@@ -162,7 +163,7 @@ class Sessions:
         return gone
 
     def claim(self, session: Session) -> None:
-        """Record what each session started; a stranger without a parent is assigned to the session called last.
+        """Record the processes that each session started; unknown orphans are assigned to the session called last.
 
         A process's session is recorded before the process loses its parent, and stays recorded afterward.
         """
@@ -184,7 +185,7 @@ class Sessions:
         worker = session.worker
         assert worker.channel is not None
         ready = {fd for fd, _ in worker.all.poll(0)}
-        # The poll reports its end, too, unless one pipe reports all children, and only once.
+        # The poll reports the worker's end, too, unless one pipe reports the ends of all children, and only once.
         ended = (Exits.pipe is not None or worker.exit in ready) and worker.ended()
         if worker.channel.pending or worker.channel.fd in ready or ended:
             self.restart(session)
@@ -193,7 +194,7 @@ class Sessions:
             discard(fd)
 
     def bystanders(self, before: Iterable[int]) -> set[int]:
-        """Return the processes from before a call, and the sessions, which may have been restarted during it."""
+        """Return the processes from before a call, and the sessions' workers, in case it restarted them."""
         return {*before, *self.workers()}
 
     def workers(self) -> set[int]:
@@ -251,9 +252,10 @@ class Sessions:
             call.status = "oom"
 
     def split(self, worker: Child, folder: str) -> Child:
-        """Have a worker fork; it gets the ends of new pipes, and its child's first byte carries the child's process id.
+        """Have a worker fork, and return the new process, which becomes a branch.
 
-        The kernel provides that id. Whatever process of the session it is, from now on it is the branch.
+        The worker gets the ends of new pipes. With the first byte from the new process, the kernel reports the id of
+        the process that sent it. Whichever process of the session that is, it is the branch from now on.
         """
         assert worker.channel is not None
         out, out_end = os.pipe()
@@ -307,7 +309,7 @@ class Sessions:
             go_on(bystanders)
 
     def reset(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
-        """End the episode; the next supervisor answers.
+        """End the episode; the next supervisor answers the call.
 
         If anything is left, the answer's `clean` is false, and no session remains.
         """
@@ -337,7 +339,7 @@ class Sessions:
         return clean and not any(os.listdir(path) for path in self.wipe) and not children(os.getpid())
 
     def forget_background(self) -> None:
-        """Close our descriptors of ended programs; subclasses that hold more of them close those, too."""
+        """Close our descriptors of ended programs; subclasses that have more of them close those, too."""
         BACKGROUND.forget()
 
     def empty(self, path: str, deadline: float) -> None:
@@ -352,8 +354,8 @@ class Sessions:
         os.utime(path)
 
     def leave(self) -> None:
-        """End everything below us; if we are alone in a namespace, the kernel does it."""
+        """End everything below us; if we are alone in a namespace, the kernel does that."""
         if self.space is None and not ALONE:
             kill_all()
             for path in self.wipe:
-                remove_folder(path, float("inf"))  # Nobody waits.
+                remove_folder(path, float("inf"))  # Without a deadline, because nobody waits.

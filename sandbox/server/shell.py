@@ -28,7 +28,7 @@ RUN = f"command . /proc/self/fd/{COMMAND} </dev/null {STATUS}>&-\n" + ANSWER
 
 
 class Shell:
-    """A shell in the folder of its session, with the pipes between us."""
+    """A shell in the folder of its session, with our ends of its pipes."""
 
     def __init__(self, program: Program, work: str, limits: dict[str, int], host: Wire, patience_s: float) -> None:
         stdin, self.lines = os.pipe()
@@ -80,12 +80,15 @@ class Shell:
         self.drop()
 
     def drop(self) -> None:
-        """Drop output since the last command, such as a job's."""
+        """Drop output since the last command, for example that of a background job."""
         for fd in {fd for fd, _ in self.child.all.poll(0)}.intersection((self.child.out, self.child.err)):
             discard(fd)
 
     def ready(self) -> bool:
-        """Return whether it waits for a command and reported no status out of turn; drop output since the last one."""
+        """Return whether the shell waits for a command and reported no unexpected status.
+
+        Output since the last command is dropped.
+        """
         heard = {fd for fd, _ in self.child.all.poll(0)}
         if self.status in heard or self.child.ended():
             return False
@@ -93,7 +96,7 @@ class Shell:
         return True
 
     def give(self, command: bytearray) -> bool:
-        """Give the shell a command to run; return whether it could be told of it."""
+        """Give the shell a command to run; return whether the shell could be notified."""
         os.ftruncate(self.command, 0)
         os.lseek(self.command, 0, os.SEEK_SET)
         write_fully(self.command, [command], None)
@@ -121,7 +124,7 @@ class Shell:
 
 
 class ShellRun(Call):
-    """One command in such a shell: at its limit it is interrupted; if that does not help, the shell is lost."""
+    """One command in a shell, which is interrupted at its time limit; if that doesn't end it, the shell is lost."""
 
     def __init__(self, host: Wire, shell: Shell, envelope: dict[str, Any]) -> None:
         super().__init__(host, shell.child, envelope)

@@ -1,4 +1,4 @@
-"""The calls that carry a whole working folder to the host and back, in parts."""
+"""The calls that transfer a whole working folder to the host and back, in parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cancelled(Exception):
 
 
 class Snapshots(Sessions):
-    """Packs or unpacks in a process under the limits, while everything else in the sandbox is stopped."""
+    """Packs or unpacks the folder in a process under the limits, while everything else in the sandbox is stopped."""
 
     def snapshot(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         """Send the folder as a tar file in parts; the host acknowledges each."""
@@ -133,12 +133,12 @@ class Snapshots(Sessions):
         *,
         anew: bool = False,
     ) -> Any:
-        """Run our own process next to `carry`.
+        """Call `run` in a new process, and `carry` here at the same time.
 
         With `anew`, the working folder is emptied before, and again on failure.
 
         Raises:
-            Refused: If it fails; the text is the process's own.
+            Refused: If the process fails; the message is the process's own.
         """
 
         def guarded() -> None:

@@ -36,15 +36,18 @@ if TYPE_CHECKING:
 ADMIN = 1 << CAP_SYS_ADMIN | 1 << CAP_NET_ADMIN
 ORDER = struct.Struct("ci")
 SIGNAL, ADOPT, STATUS, REAP = b"s", b"a", b"w", b"r"
-"""Orders: signal all; track this child of yours; report how it ended, once it has; reap ended processes."""
+"""Orders to a space's first process: signal all, track a child, report its status once it ended, reap the dead."""
 READY, FULL = b".", b"f"
-"""First message of a space's first process: it is ready, or there was no room for the process that it should start."""
+"""First message of a space's first process: it is ready, or the sandbox is full.
+
+If it is full, the process that was to be started in the space could not start.
+"""
 
 
 class Space:
-    """Processes that see and signal each other, but none of ours; all of them end with their first one.
+    """A process namespace: its processes see and signal each other, but none of ours, and end with their first process.
 
-    Our own processes in it see the first one as their parent.
+    Our own processes in the space see the first process as their parent.
     """
 
     current: Space | None = None
@@ -52,12 +55,12 @@ class Space:
     first_processes: ClassVar[set[int]] = set()
     """The first processes of all this server's spaces; they are spared when processes in a space are killed."""
     ours = -1
-    """Descriptor of the namespace that we are in."""
+    """Descriptor of the process namespace that we are in."""
 
     def __init__(self, furnish: Callable[[], object], first: Callable[[], NoReturn], patience_s: float) -> None:
         """Create a space, whose first process will `furnish` it and start a process that runs `first`.
 
-        The first process starts it, not us, so that there is no process between them at any moment.
+        The first process starts that process itself, so that there is no process between them at any moment.
 
         Raises:
             BlockingIOError: If the sandbox is full of processes for longer than `patience_s`.
@@ -88,7 +91,7 @@ class Space:
         Space.first_processes.add(self.pid)
 
     def first(self) -> int:
-        """Adopt and return the process that was started first, once it has been; raise the errors of its start."""
+        """Adopt and return the process that the space's first process started, or raise the error of its start."""
         said, credentials, _, _ = self.end.recvmsg(ORDER.size, CREDENTIALS)
         if said[:1] != READY:
             self.close()
@@ -105,7 +108,7 @@ class Space:
             set_space(self.fd, NEW_PROCESSES)
 
     def fork(self) -> int:
-        """Fork a process in this space, through another process; returns like os.fork.
+        """Fork a process in this space, through another process; the result is like that of os.fork.
 
         Raises:
             BlockingIOError: If the sandbox is full, or if code in it delays the new process, which it can see and
@@ -130,10 +133,10 @@ class Space:
         return pid
 
     def adopt(self, pid: int) -> None:
-        """Have the process's exit status kept until we query it.
+        """Have the space's first process store this process's exit status until we query it.
 
         Raises:
-            BlockingIOError: If it is gone already.
+            BlockingIOError: If the process is gone already.
         """
         try:
             self.numbers[pid] = self.number(pid)
@@ -152,18 +155,18 @@ class Space:
             text = os.read(fd, 4096)
         finally:
             os.close(fd)
-        line = text.rpartition(b"\nNSpid:")[2].split(b"\n", 1)[0]  # The last one: its name may look like it.
+        line = text.rpartition(b"\nNSpid:")[2].split(b"\n", 1)[0]  # The last one: the name may look like it.
         return int(line.split()[-1])
 
     def signal_all(self, number: int) -> None:
-        """Signal every process in it at once, so that none can fork past it."""
+        """Signal every process in the space at once, so that none can escape by forking."""
         self.order(SIGNAL, number)
 
     def reap(self) -> None:
         self.order(REAP, 0)
 
     def has_orphans(self) -> bool:
-        """Return whether its first process is gone or may have children that were not adopted."""
+        """Return whether the space's first process is gone or may have children that were not adopted."""
         if self.children < 0:
             return True
         found = {*map(int, os.pread(self.children, 4096, 0).split())}
@@ -174,7 +177,7 @@ class Space:
         return answer_of(self.end.recv(ORDER.size))
 
     def close(self) -> None:
-        """Kill everything in it, and return when it is empty."""
+        """Kill every process in the space, and return when it is empty."""
         os.kill(self.pid, signal.SIGKILL)
         self.end.close()
         os.close(self.fd)
@@ -185,7 +188,7 @@ class Space:
 
     @classmethod
     def begin(cls) -> None:
-        """Remember our own namespace, before any space is created."""
+        """Open our own namespace, before any space is created."""
         cls.ours = os.open("self/ns/pid", os.O_RDONLY, dir_fd=PROC)
 
 
@@ -199,7 +202,7 @@ def answer_of(said: bytes) -> int:
 def begin_as_orphan(ours: socket.socket, theirs: socket.socket) -> None:
     """Return in a child of this process, once the supervisor knows the child; this process exits.
 
-    The child exits if the supervisor has given up on it: if it wakes up later, it must not continue as a stranger.
+    The child exits if the supervisor has given up on it: if it wakes up later, it must not continue unsupervised.
     """
     try:
         ours.close()
@@ -218,7 +221,7 @@ def sender_of_a_byte(end: socket.socket, deadline: float) -> int:
     """Return the id of the process that wrote the byte.
 
     Raises:
-        BlockingIOError: If none did, because it was ended or stopped.
+        BlockingIOError: If no process wrote it, because the process was ended or stopped.
     """
     try:
         wait(end.fileno(), select.POLLIN, deadline)
@@ -232,7 +235,7 @@ def sender_of_a_byte(end: socket.socket, deadline: float) -> int:
 
 
 class raised:
-    """Holds the capabilities that the kernel requires for creating namespaces, for the duration of a block."""
+    """Enables the capabilities that the kernel requires for creating namespaces, while a block runs."""
 
     def __enter__(self) -> None:
         set_capabilities(ADMIN, ADMIN)
@@ -298,7 +301,7 @@ def obey(order: bytes, number: int, known: dict[int, int | None]) -> int:
         try:
             os.kill(-1, number)
         except ProcessLookupError:
-            pass  # Nobody else is here.
+            pass  # No other process is in the space.
     elif order == STATUS and known.get(number) is None:
         known.pop(number, None)
         return os.waitpid(number, 0)[1]

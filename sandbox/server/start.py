@@ -1,4 +1,4 @@
-"""The server's start: it takes the wire, this process becomes a zygote, and the supervisor serves."""
+"""The server's start: it connects to the host, becomes a zygote, and lets a supervisor serve."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 
 
 def connect(config: dict[str, Any]) -> Wire:
-    """Return the host's wire on the lowest descriptors: inherited, connected once, or our standard input and output."""
+    """Return the host's connection, on the lowest descriptors.
+
+    The connection is inherited, made to the configured socket, or our standard input and output.
+    """
     if "ends" in config:
         ends = config["ends"]
     elif "connect" in config:
@@ -54,7 +57,7 @@ def connect(config: dict[str, Any]) -> Wire:
         ends = [socket_.detach()]
     else:
         ends = [0, 1]
-    # Move them above the low numbers first: one end may have the number that another one is to get.
+    # Copy them to higher numbers first, because one end may have the number that another one is to get.
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, PROC + 1) for fd in ends]
     held = [WIRE_IN, WIRE_OUT][: len(ends)]
     for copy, fd in zip(copies, held):
@@ -66,12 +69,12 @@ def connect(config: dict[str, Any]) -> Wire:
 
 
 def prepare(config: dict[str, Any]) -> None:
-    """Make this process a zygote that its children can't reach into."""
+    """Make this process a zygote whose memory its children can't reach."""
     Bounds.nice = config.get("nice", 0)
     Bounds.filter = binascii.a2b_base64(config.get("filter", {}).get(os.uname().machine, ""))
     FirstToDie.watch()
     null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1):  # Early errors go to stderr, which the host reads until the first frame.
+    for fd in (0, 1):  # Early errors go to stderr, which the host reads until our first message.
         os.dup2(null, fd)
     os.close(null)
     for number in QUIET:
@@ -92,7 +95,7 @@ def prepare(config: dict[str, Any]) -> None:
 
 
 def forget_package() -> None:
-    """Hide the server's modules from `import`: code in the sandbox may have its own `files` or `server`."""
+    """Hide the server's modules from `import`: code in the sandbox may have modules named `files` or `server`."""
     above = os.path.dirname(FOLDER.rstrip("/"))
     sys.path[:] = [path for path in sys.path if path and path != above]
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "__main__"]
@@ -100,7 +103,7 @@ def forget_package() -> None:
 
 
 KEPT: list[types.ModuleType] = []
-"""References to the server's modules; nothing else holds them."""
+"""The only references to the server's modules, which keep them alive."""
 
 
 def main() -> NoReturn:
@@ -129,18 +132,18 @@ def main() -> NoReturn:
 
 
 def make_arena(host: Wire, config: dict[str, Any]) -> Arena | None:
-    """Return the object that creates each episode's place, or None if episodes are reset in place."""
+    """Return the object that creates each episode's namespaces, or None if episodes are reset in place."""
     if config.get("arena") is None:
         return None
     try:
         return Arena(config)
     except OSError as error:
-        # Start a new program, so that a half-finished setup is in nobody's way.
+        # Start a new program, to get rid of a half-finished setup.
         start_again(host, config | {"arena": None, "why_in_place": f"{error.filename}: {error.strerror}"})
 
 
 def start_again(host: Wire, config: dict[str, Any]) -> NoReturn:
-    """Replace this program with a new one that keeps only the configuration and the wire."""
+    """Replace this program with a new one that keeps only the configuration and the host's connection."""
     config["ends"] = sorted({host.fd, host.outlet})
     for fd in config["ends"]:
         os.set_inheritable(fd, True)
@@ -166,7 +169,10 @@ def serve_episode(
     placed: Pipe,
     ended: Pipe,
 ) -> NoReturn:
-    """Be the supervisor of one episode: prepare, wait for the end of the previous one, create a place, and serve."""
+    """Be the supervisor of one episode.
+
+    It prepares, waits for the end of the previous episode, enters new namespaces, and serves.
+    """
 
     def begin_anew(call: int) -> NoReturn:
         ended.say(call)
@@ -182,7 +188,7 @@ def serve_episode(
     if begin.hear() is None:
         os._exit(0)
     word = ended.hear()
-    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # Our keeper must be able to reach our place; no code is alive now.
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # Our keeper must be able to open our namespace; no code is alive now.
     if arena is not None:
         arena.enter()
     placed.say(NOT_PLACED if arena is None else IN_A_PLACE)
@@ -212,7 +218,10 @@ def serve_in_place(host: Wire, config: dict[str, Any], oom: OomCounter, places: 
 
 
 def serve(supervisor: Supervisor) -> NoReturn:
-    """Serve until the host closes the wire; the exit code of any other end says that it came from inside."""
+    """Serve until the host closes the connection.
+
+    The exit code of any other end says that it came from inside.
+    """
     code = SANDBOX_KILLED
     try:
         supervisor.serve()

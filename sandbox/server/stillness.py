@@ -45,7 +45,7 @@ class Stillness:
         return {pid for pid, threads in self.seen.items() if any(state in RUNS for state, _ in threads.values())}
 
     def broken(self, *, by_others_than: int) -> bool:
-        """Return whether any process except that one has run since; such processes are killed."""
+        """Return whether any process other than `by_others_than` has run since, and kill such processes."""
         if Space.current is None:
             return False
         now = {*descendants(os.getpid())}

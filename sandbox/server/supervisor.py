@@ -1,4 +1,4 @@
-"""The host's calls, one by one, in the only process here that the host listens to."""
+"""The host's calls, answered one by one in the only process here that the host listens to."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Supervisor(Fresh):
         }
 
     def serve(self) -> None:
-        """Answer calls until the wire closes."""
+        """Answer calls until the connection closes."""
         while True:
             BACKGROUND.wait(self.host)
             envelope, body = self.host.read(None)
@@ -112,13 +112,13 @@ class Supervisor(Fresh):
         except TimeoutError as error:
             return {"error": str(error) or "it took longer than its time limit", "late": True}, []
         except OSError as error:
-            self.hold_limits()  # Otherwise, code could make its own doing look like our error.
+            self.hold_limits()  # Otherwise, code could make the effect of its limits look like our error.
             return {"error": error.strerror or str(error), "errno": error.errno}, []
         except ValueError as error:
             return {"error": str(error)}, []
 
     def hold_limits(self) -> None:
-        """Restore our own limits; if code has taken them from us, the sandbox ends as killed by its code."""
+        """Restore our own limits; if code has permanently lowered them, the sandbox ends as killed by its code."""
         if self.arena is not None:
             return  # No code can see us.
         try:
@@ -215,7 +215,7 @@ class Supervisor(Fresh):
         return {}, []
 
     def begin_shell(self, session: Session, number: int, program: Program) -> Shell:
-        """Start a new shell under that number; if it can't start, there is none until the next run."""
+        """Start a new shell under that number; if it can't start, the number has no shell until the next run."""
         self.shells[number] = None, program
 
         def begin(patience_s: float) -> Shell:

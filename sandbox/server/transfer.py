@@ -34,8 +34,8 @@ class Outgoing:
 class Incoming:
     """A file that the host writes, under a name that no code can guess until it is complete.
 
-    Then it replaces the existing file; holders of descriptors or hard links of the old file do not see the new one.
-    Files that Python compiled from a module of that name are removed, too.
+    Once complete, it replaces the existing file, but descriptors and hard links of the old file still lead to the old
+    one. Files that Python compiled from a module of that name are removed, too.
     """
 
     def __init__(self, work: str, path: str, *, executable: bool) -> None:
@@ -58,7 +58,7 @@ class Incoming:
         write_fully(self.fd, [data], None)
 
     def finish(self) -> None:
-        """Give the file its name.
+        """Give the file its final name.
 
         Raises:
             NotAFile: If something other than a file has that name by now.

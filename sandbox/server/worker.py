@@ -32,10 +32,13 @@ def run_cells(work: str, private: str = "") -> NoReturn:
 
 
 class Worker:
-    """The process that runs Python cells; after the first cell, nothing that it says is trusted."""
+    """The process that runs Python cells; after the first cell, nothing that it reports is trusted."""
 
     def __init__(self, work: str, *, private: str = "") -> None:
-        """Create a session in `work`, or with a `private` folder a process that no file in `work` can affect."""
+        """Create a session in `work`.
+
+        With a `private` folder, create a process instead that no file in `work` can affect.
+        """
         self.pid = os.getpid()
         self.work = work
         self.call = 0
@@ -67,7 +70,7 @@ class Worker:
                     self.branch(envelope["fork"])
                     continue
                 if "functions" not in envelope:
-                    continue  # The answer to an interrupted question.
+                    continue  # The answer to an interrupted host function call.
                 self.call = envelope["id"]
                 self.offer(envelope["functions"])
                 code = self.run(body.decode("utf-8", "replace"))
@@ -170,7 +173,7 @@ class Worker:
         """Call a host function.
 
         Raises:
-            RuntimeError: With the host's text if it failed, or if no cell is running in this process.
+            RuntimeError: If the host function failed, with the host's text, or if no cell is running in this process.
             ValueError: If the arguments are too large.
         """
         if not self.running or os.getpid() != self.pid:

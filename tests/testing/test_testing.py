@@ -146,7 +146,7 @@ async def test_the_shell_of_a_fake_sandbox_only_knows_the_given_commands() -> No
     sandbox = FakeSandbox({"ls": "a\n"})
     assert (await sandbox.exec("ls")).stdout == "a\n"
     assert (await FakeSandbox(str.upper).exec("ls")).stdout == "LS"
-    with pytest.raises(AssertionError, match=r"no answer for 'rm'; add it to the shell, which knows \['ls'\]"):
+    with pytest.raises(AssertionError, match=r"no answer for 'rm'; add it to shell=, which has answers for \['ls'\]"):
         await sandbox.exec("rm")
     with pytest.raises(AssertionError, match=r"the env ran 'ls'; give FakeSandbox\(shell=...\) an answer"):
         await FakeSandbox().exec("ls")

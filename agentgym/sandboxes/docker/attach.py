@@ -1,4 +1,4 @@
-"""A wire over an engine's attach stream, for engines that share no file system with this machine."""
+"""Connections over an engine's attach stream, for engines that share no file system with this machine."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ REQUEST = (
 
 
 async def attach(host: str, name: str) -> Wire:
-    """Return a wire over the container's standard input and output.
+    """Connect to a sandbox over its container's standard input and output.
 
     Args:
         host: The engine's address.
@@ -40,7 +40,7 @@ async def attach(host: str, name: str) -> Wire:
         if url.scheme == "unix":
             _, wire = await loop.create_unix_connection(Attached, url.path)
         else:
-            # As in the docker package, a path to certificates is enough.
+            # As in the docker package, DOCKER_CERT_PATH alone enables TLS.
             wants_tls = os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_CERT_PATH")
             tls = _tls() if url.scheme == "https" or wants_tls else None
             _, wire = await loop.create_connection(Attached, url.hostname or "", url.port or TCP_PORT, ssl=tls)
@@ -53,7 +53,10 @@ async def attach(host: str, name: str) -> Wire:
 
 
 def _tls() -> ssl.SSLContext:
-    """Return TLS settings from DOCKER_CERT_PATH; the engine's name is checked if DOCKER_TLS_VERIFY is set."""
+    """Return a TLS context with the certificates in DOCKER_CERT_PATH, or else in ~/.docker.
+
+    The engine's certificate is verified only if DOCKER_TLS_VERIFY is set.
+    """
     folder = Path(os.environ.get("DOCKER_CERT_PATH") or Path("~/.docker").expanduser())
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
@@ -70,7 +73,7 @@ class Attached(Wire):
         super().__init__()
         self._raw = bytearray()
         self._words = b""
-        """The server's standard error, which says why it could not start."""
+        """Beginning of the server's standard error, which explains why the server could not start."""
         self._upgraded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def upgrade(self, name: str) -> None:

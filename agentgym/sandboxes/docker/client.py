@@ -1,4 +1,4 @@
-"""A Docker engine client that leaves no socket open if the engine is gone, and whose errors are SandboxError."""
+"""A Docker engine's client, which raises SandboxError and closes its socket if the engine is gone."""
 
 import functools
 import os
@@ -26,19 +26,19 @@ T = TypeVar("T")
 
 
 class EngineDown(SandboxError):
-    """The engine does not answer; it may come back."""
+    """The engine doesn't answer, but may come back."""
 
 
 class EngineFailed(SandboxError):
-    """The engine reported an internal error, or a sandbox ended before its first frame."""
+    """The engine reported an internal error, or a sandbox ended before it sent its first message."""
 
 
 class NoDockerPackage(SandboxError):
-    """The client library is not installed here; whether an engine runs is unknown."""
+    """The docker package is not installed here, so it is unknown whether an engine runs."""
 
 
 def address() -> str:
-    """Return the address of the engine in DOCKER_HOST, or else of the local one."""
+    """Return the engine's address: DOCKER_HOST if set, else the local engine's socket."""
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
@@ -47,11 +47,12 @@ def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
 
     Args:
         timeout_s: Timeout of each request in seconds.
-        host: The engine's address; None for DOCKER_HOST, or else the local engine.
+        host: The engine's address; None uses DOCKER_HOST, or else the local engine.
 
     Raises:
         EngineDown: If no engine answers.
         NoDockerPackage: If the docker package is not installed.
+        SandboxError: If the address has an unsupported scheme, or this process can open no more files.
     """
     host = host or address()
     _probe(host)
@@ -65,15 +66,16 @@ class EngineTraits:
     is_podman: bool
     """Whether it is podman's service, which implements the Docker engine's API."""
     maps_users: bool
-    """Whether its containers' user ids are mapped to a few others on its machine, because of rootless mode or
-    userns-remap.
+    """Whether it maps its containers' user ids to a few ids of its machine.
+
+    This is so in rootless mode and with userns-remap.
     """
     memory_mb: int
     """Memory of the engine's machine in MB; 0 if the engine doesn't report it."""
 
 
 def engine_traits(client: "docker.APIClient") -> EngineTraits:
-    """Query an engine's differences."""
+    """Query how an engine differs from a plain Docker engine."""
     components = client.version().get("Components") or ()
     info = client.info()
     options = info.get("SecurityOptions") or ()
@@ -85,7 +87,7 @@ def engine_traits(client: "docker.APIClient") -> EngineTraits:
 
 
 def podman_ulimits() -> "list[Ulimit]":
-    """Return descriptor and process limits that podman can set; its own defaults may exceed the machine's limits."""
+    """Return limits on open files and processes that podman can set; its defaults may exceed the machine's limits."""
     from docker.types import Ulimit
 
     return [Ulimit(name="nofile", soft=1024, hard=1024), Ulimit(name="nproc", soft=4096, hard=4096)]
@@ -93,7 +95,7 @@ def podman_ulimits() -> "list[Ulimit]":
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """Translate errors of an engine within the block.
+    """Translate the engine's errors within the block into SandboxErrors.
 
     Raises:
         SandboxError: If the engine refuses a request, or this process can open no more files.
@@ -117,7 +119,7 @@ def engine_errors() -> Iterator[None]:
 
 
 def translated(operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function under `engine_errors`."""
+    """Call a function, with the engine's errors translated by `engine_errors`."""
     with engine_errors():
         return operation(*args, **kwargs)
 
@@ -133,7 +135,7 @@ def _probe(host: str) -> None:
     """Connect once, before the docker package is imported.
 
     Raises:
-        EngineDown: If the engine does not answer; it names the engine.
+        EngineDown: If the engine does not answer; the message names the engine.
         SandboxError: If the address has an unsupported scheme, or this process can open no more files.
     """
     url = urlsplit(host)
@@ -167,12 +169,15 @@ def _client_class() -> "type[docker.APIClient]":
 
     class Client(APIClient):
         def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-            """Set `verify`; left open, REQUESTS_CA_BUNDLE would replace the authority in DOCKER_CERT_PATH."""
+            """Set `verify`, because REQUESTS_CA_BUNDLE would otherwise replace the CA in DOCKER_CERT_PATH."""
             verify = self.verify if verify is None else verify
             return super().merge_environment_settings(url, proxies, stream, verify, cert)
 
         def mount(self, prefix: "str | bytes", adapter: "BaseAdapter") -> None:
-            """Replace the library's adapter for unix sockets, which it mounts before its first request, with ours."""
+            """Mount an adapter, but replace the library's adapter for unix sockets with ours.
+
+            The library mounts its adapter before its first request.
+            """
             if isinstance(adapter, UnixHTTPAdapter):
                 adapter = self._custom_adapter = _closing_adapter(adapter)
             super().mount(prefix, adapter)
@@ -181,14 +186,14 @@ def _client_class() -> "type[docker.APIClient]":
 
 
 def _closing_adapter(theirs: Any) -> Any:
-    """Return the library's adapter for a unix socket, but with sockets that are closed if connecting fails."""
+    """Return a version of the library's unix socket adapter that closes the socket if connecting fails."""
     from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
 
     class Connection(UnixHTTPConnection):
         def connect(self) -> None:
             """Connect, and close the socket on failure.
 
-            The library leaves it to the garbage collector if the engine is gone.
+            If the engine is gone, the library leaves the socket to the garbage collector.
             """
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:

@@ -21,7 +21,7 @@ from agentgym.sandboxes.volumes import check_sockets
 
 RETRIES = 2
 DOWN_S = 0.5
-"""Seconds before an engine that did not answer is tried again."""
+"""Seconds before an engine that did not answer is retried."""
 PATIENCE_S = 60.0
 _log = logging.getLogger("agentgym.sandboxes")
 
@@ -31,10 +31,10 @@ class Docker(DockerSettings):
     """Sandboxes in Docker containers; sandbox/README.md lists the attacks that they stop."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
-        """Open a pool of containers; a lease starts one in about 200 ms, and all are removed at the end.
+        """Open a pool of containers, which are removed when the block ends.
 
-        While an engine is down, leases wait for it up to a minute; sandboxes that were lost with it raise
-        SandboxError.
+        A lease starts a container in about 200 ms if none is free. While an engine is down, leases wait for it up to a
+        minute. Sandboxes that were running on it raise SandboxError.
 
         Args:
             size: Maximum number of containers leased at once.
@@ -62,7 +62,7 @@ class Docker(DockerSettings):
             await finished(_close(engines))
 
     async def _start(self, engines: Sequence[Engine]) -> RemoteSandbox:
-        """Start a sandbox on the engine with the fewest; if that one is down or fails, another engine is tried."""
+        """Start a sandbox on the engine that has the fewest, or on another engine if that one is down or fails."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_S
         failures = 0
@@ -89,10 +89,10 @@ async def _prepare(engines: Sequence[Engine], spec: Docker) -> None:
     """Check and prepare the engines.
 
     Raises:
-        EngineDown: If no engine answers; it is the first engine's error.
+        EngineDown: If no engine answers; the error is the first engine's.
         ValueError: If a volume contains a socket.
     """
-    if all(engine.is_here for engine in engines):  # Otherwise the folders are on another machine.
+    if all(engine.is_here for engine in engines):  # Otherwise, the volumes are on another machine.
         await asyncio.to_thread(check_sockets, spec.volumes)
     down: list[EngineDown] = []
     for engine in engines:
@@ -106,7 +106,7 @@ async def _prepare(engines: Sequence[Engine], spec: Docker) -> None:
 
 
 async def _close(engines: Sequence[Engine]) -> None:
-    async with AsyncExitStack() as ends:  # Closes each of them, even if one fails.
+    async with AsyncExitStack() as ends:  # Closes every engine's client, even if one fails.
         for engine in engines:
             ends.push_async_callback(engine.close)
 

@@ -1,4 +1,4 @@
-"""One Docker engine: its containers are created, started, connected to, swept and removed, a few at a time."""
+"""One Docker engine: creates, starts, connects to, sweeps and removes containers, a few at a time."""
 
 import asyncio
 import functools
@@ -67,17 +67,21 @@ if TYPE_CHECKING:
 
 OPERATIONS_AT_ONCE = 8
 UNMASKED: dict[str, Any] = {"MaskedPaths": [], "ReadonlyPaths": []}
-"""The kernel lets a new namespace mount /proc only if all of /proc is visible, so the server masks it for code."""
+"""Options that leave all of /proc visible; the server masks it for the code instead.
+
+The kernel lets a new namespace mount /proc only if all of /proc is visible.
+"""
 _log = logging.getLogger("agentgym.sandboxes")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Engine:
-    """One client of an engine, with its own threads; at most 8 operations and 8 starts are in progress at once.
+    """A client of one engine, with separate threads.
 
-    Every container carries the client's token, and the engine holds this client's heartbeat (`heartbeat.py`). So the
-    sweep of the next client removes what a killed client left.
+    At most 8 operations and 8 starts are in progress at once. Every container is labeled with the client's token, and
+    the engine stores the client's heartbeat (see `heartbeat.py`). If this client is killed, the sweep of the next
+    client can therefore find and remove its leftovers.
     """
 
     def __init__(self, host: str) -> None:
@@ -102,12 +106,12 @@ class Engine:
         return connect(host=self.host)
 
     async def do(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a blocking operation in this engine's threads, with engine and connection errors as SandboxError."""
+        """Run a blocking operation in this client's threads, with its errors translated into SandboxErrors."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
     async def prepare(self, spec: DockerSettings) -> None:
-        """Start the heartbeat, remove what ended clients left, check the memory, and find or build the images."""
+        """Start the heartbeat, remove leftovers of ended clients, check the memory, and find or build the images."""
         await self.do(self._heart.start)
         await self.do(self.sweep)
         await self.do(lambda: check_memory(spec, self.host, self._traits.memory_mb))
@@ -123,7 +127,7 @@ class Engine:
         return self._digest
 
     async def start(self, spec: DockerSettings) -> RemoteSandbox:
-        """Start a sandbox and its services; if it fails or is cancelled, nothing of it is left."""
+        """Start a sandbox and its services; on failure or cancellation, remove everything that was created."""
         if spec.needs_sockets and not self.is_here:
             raise SandboxError(f"the engine at {self.host}: services and Allow(...) need an engine on this machine")
         async with self._starting:
@@ -210,14 +214,15 @@ class Engine:
         Args:
             spec: The container's settings.
             name: The container's name.
-            folder: The folder for the socket that connects the server; None to connect over its input and output.
+            folder: The folder with the socket that the server connects to; None to connect over the container's
+                standard input and output.
         """
         client = self.client
         client.create_container(
             self._digest,
             command=[json.dumps(server_config(spec, connected=folder is not None))],
             name=name,
-            # Always under gVisor, which passes the input on to the sandbox's user: it would otherwise be this
+            # Always under gVisor, which hands the input over to the sandbox's user: it would otherwise be this
             # machine's /dev/null.
             stdin_open=folder is None or spec.runtime == GVISOR,
             user=sandbox_user(spec, engine_maps_users=self._traits.maps_users),
@@ -235,9 +240,9 @@ class Engine:
         )
 
     def _as_podman_has_it(self, spec: DockerSettings) -> dict[str, Any]:
-        """Return options that podman takes in another form.
+        """Return the options that podman needs in another form, or {} for other engines.
 
-        System calls are a file, and limits don't exceed its own.
+        The system calls are passed as a file, and the limits are ones that podman can set.
         """
         if not self._traits.is_podman:
             return {}
@@ -250,7 +255,7 @@ class Engine:
         return engine_traits(self.client)
 
     def labels(self) -> dict[str, str]:
-        """Return the labels by which containers are found and removed."""
+        """Return the labels of this client's containers, by which they are found and removed."""
         return {
             OWNER_LABEL: self._owner,
             RUN_LABEL: self._run,
@@ -259,7 +264,7 @@ class Engine:
 
     @property
     def heard(self) -> dict[str, Callable[[int], Awaitable[None]]]:
-        """Callbacks for the end of a service, by its container's id; each gets the exit code."""
+        """Callbacks for when a service ends, keyed by the id of its container; each gets the exit code."""
         return self._guard.heard
 
     def claim(self, name: str) -> None:
@@ -267,10 +272,9 @@ class Engine:
         self._names.add(name)
 
     async def why_it_ended(self, spec: DockerSettings, name: str) -> str | None:
-        """Return how the code in a sandbox ended it.
+        """Return how the code in a sandbox ended the sandbox, or None if the code was not the cause.
 
-        None if its container is still running or is gone, if its engine doesn't say, or if the code was not the
-        cause.
+        None is also returned if the container is still running or is gone, or if its engine doesn't say.
         """
         deadline = asyncio.get_running_loop().time() + END_S
         try:
@@ -291,7 +295,7 @@ class Engine:
     async def end(self, name: str, folder: Path | None = None) -> None:
         """Remove the container and its folder.
 
-        A container already gone is fine, and one that can't be removed is left for a sweep.
+        A container that is already gone is not an error, and one that can't be removed is left for a sweep.
         """
         self.sandboxes -= name in self._names
         try:
@@ -308,11 +312,11 @@ class Engine:
         try:
             await finished(self.do(self._remove, name))
         except SandboxError as error:
-            # As text: a log handler that keeps the error would keep its frames, and the sockets in them.
-            _log.warning("could not remove a container, left it for the next sweep: %s", str(error))
+            # As text: a log handler that stores the error would keep its frames alive, and the sockets in them.
+            _log.warning("could not remove a container, which is left for the next sweep: %s", str(error))
 
     async def close(self) -> None:
-        """Remove everything that this client still has on the engine, and end its threads."""
+        """Remove everything that this client still has on the engine, and stop its threads."""
         try:
             with suppress(SandboxError):
                 await self.do(self._remove_run)
@@ -324,12 +328,12 @@ class Engine:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove containers and folders of ended clients, and ended or unknown containers of this one."""
+        """Remove containers and folders of ended clients, and this client's ended or unknown containers."""
         found = traces(self.client)
         mine = found.pop(self._run, None)
         for container in mine.containers if mine is not None else ():
             known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
-            # The logs of a service that ended next to its sandbox are still needed.
+            # If a service ended before its sandbox, its logs are still needed.
             ended = container["State"] in ("exited", "dead") and LABEL not in container["Labels"]
             if ended or not known:
                 self._remove(container["Id"])
@@ -349,7 +353,7 @@ class Engine:
     def _remove_run(self) -> None:
         """Remove this client's containers, then its heartbeat.
 
-        Once the heartbeat has ended, other clients find any leftovers.
+        Once the heartbeat is gone, other clients can find any leftovers.
         """
         try:
             if "client" in self.__dict__:

@@ -25,8 +25,9 @@ _log = logging.getLogger("agentgym.sandboxes")
 class Guard:
     """Watches the services of one client of an engine on this machine.
 
-    A sandbox ends with its connection, but a service has none. So a separate process, in a session that Ctrl-C
-    doesn't reach, removes everything with the client's token as soon as the client is gone, however it ended.
+    A sandbox ends when its connection closes, but a service has no connection. So a separate process, in a session
+    that Ctrl-C doesn't reach, removes everything with the client's token as soon as the client is gone, however the
+    client ended.
     """
 
     def __init__(self, host: str, token: str) -> None:
@@ -34,7 +35,7 @@ class Guard:
         self._watchman: subprocess.Popen[bytes] | None = None
         self._listening: asyncio.Task[None] | None = None
         self.heard: dict[str, Callable[[int], Awaitable[None]]] = {}
-        """Callbacks for a container's end, by its id; each gets the exit code."""
+        """Callbacks for when a container ends, keyed by its id; each gets the exit code."""
 
     def start(self) -> None:
         """Start the separate process and the event listener; a second call does nothing."""
@@ -43,7 +44,7 @@ class Guard:
             self._listening = asyncio.create_task(self._listen())
 
     async def stop(self) -> None:
-        """Stop both, after the client has removed its containers itself."""
+        """Stop the separate process and the listener, once the client has removed its containers itself."""
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait({self._listening})
@@ -54,7 +55,7 @@ class Guard:
             await asyncio.to_thread(self._watchman.wait)
 
     async def _listen(self) -> None:
-        """Report each end; if the engine closes the stream, reconnect and catch up on missed events."""
+        """Call the callback of each container that ends; if the engine closes the stream, reconnect and catch up."""
         since = int(time.time())
         while True:
             try:
@@ -72,7 +73,7 @@ class Guard:
 def _watchman(path: str, token: str) -> "subprocess.Popen[bytes]":
     try:
         process = os.pidfd_open(os.getpid())
-    except OSError:  # Then only its input tells, which forked children of this process may hold open.
+    except OSError:  # Then it only watches its input, which our forked children may keep open.
         process = -1
     try:
         return subprocess.Popen(
@@ -91,7 +92,7 @@ def _watchman(path: str, token: str) -> "subprocess.Popen[bytes]":
 
 
 async def _events(path: str, token: str, since: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield the engine's events for the ends of a client's services.
+    """Yield the engine's event for each service of a client that ends.
 
     Raises:
         OSError: If the engine refuses the stream, or the stream ends early.

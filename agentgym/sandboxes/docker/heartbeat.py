@@ -1,8 +1,8 @@
 """Heartbeats of a Docker engine's clients, and the search for clients that ended without removing their sandboxes.
 
-A client keeps one empty volume in the engine, whose name contains the client's token and a time; every few seconds, a
-new volume replaces it. The engine is the only thing that all of its clients share: a host name or a process id means
-something else in another container, or after a pod has moved.
+Each client has one empty volume in the engine, whose name contains the client's token and a time. Every few seconds,
+the client replaces the volume with a new one. The engine is the only thing that all of its clients share: a host name
+or a process id means something else in another container, or after a pod has moved.
 """
 
 import secrets
@@ -26,12 +26,15 @@ DEAD_S = 300.0
 LATE_S = 3 * BEAT_S
 """Seconds between two heartbeats after which a delay is reported."""
 LOOKS_S = 50.0
-"""Minimum seconds between two checks that must both find a client silent: its machine may have been suspended."""
+"""Minimum seconds between two checks that must both find a client silent before it counts as ended.
+
+A single check isn't enough, because the client's machine may have been suspended.
+"""
 END_S = 10
 OWNER_LABEL, RUN_LABEL = "agentgym.owner", "agentgym.run"
 FIRST_WORD = "agentgym-alive-"
 BEAT_LABEL = "agentgym.alive"
-"""Label of the volumes that are heartbeats; their RUN_LABEL is the token."""
+"""Label of the heartbeat volumes; their RUN_LABEL is the client's token."""
 
 
 @dataclass(slots=True)
@@ -40,15 +43,18 @@ class Traces:
 
     who: str
     beat: int = 0
-    """Time of its last heartbeat, or of its newest container if it has none, in seconds of the engine's clock."""
+    """Time of the client's last heartbeat, in seconds of the engine's clock.
+
+    Without a heartbeat, it is the time of the client's newest container.
+    """
     containers: list[dict[str, Any]] = field(default_factory=list)
     volumes: list[str] = field(default_factory=list)
 
     @property
     def holds_a_wire(self) -> bool:
-        """Whether it has a running sandbox connected by a socket, which proves that the client is alive.
+        """Whether the client has a running sandbox that is connected by a socket.
 
-        Such a sandbox ends with its client.
+        Such a sandbox ends with its client, so it proves that the client is alive.
         """
         return any(
             container["State"] == "running" and INSIDE in [mount["Destination"] for mount in container["Mounts"]]
@@ -63,7 +69,7 @@ def engine_time(client: "docker.APIClient") -> int:
 
 
 def traces(client: "docker.APIClient") -> dict[str, Traces]:
-    """Return the traces of each client in the engine, by its token."""
+    """Return the traces of each client in the engine, keyed by the client's token."""
     found: dict[str, Traces] = {}
     for container in client.containers(all=True, filters={"label": [OWNER_LABEL, RUN_LABEL]}):
         labels = container["Labels"]
@@ -83,7 +89,7 @@ def traces(client: "docker.APIClient") -> dict[str, Traces]:
 
 
 class Lookout:
-    """Finds ended clients: at once if their process is visible from here, otherwise by two checks."""
+    """Finds ended clients: at once if their process is visible from this machine, otherwise by two checks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -94,7 +100,7 @@ class Lookout:
         """Return the tokens of the clients that have ended.
 
         Args:
-            found: The traces of each client, by its token.
+            found: The traces of each client, keyed by its token.
             now: The engine's time.
         """
         states = {token: state_of(of.who) for token, of in found.items()}
@@ -143,10 +149,13 @@ class Heart:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._changing = threading.Lock()
-        """Held during start and stop: whoever opens a pool may be interrupted, and close it meanwhile."""
+        """Locked by `start` and `stop`, because a pool can be closed while an interrupted `start` is running."""
 
     def start(self) -> None:
-        """Send one heartbeat now, and then one every few seconds; a second call, or one after `stop`, does nothing."""
+        """Send a heartbeat now, and then one every few seconds.
+
+        A second call, or a call after `stop`, does nothing.
+        """
         with self._changing:
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(target=self._go_on, name="agentgym-heartbeat", daemon=True)
@@ -168,7 +177,7 @@ class Heart:
             remove_volume(client, last)
 
     def stop(self) -> None:
-        """Stop and remove the volume; the engine's errors propagate."""
+        """Stop the heartbeat and remove its volume; the engine's errors propagate."""
         self._stop.set()
         with self._changing:
             if self._thread is not None:
@@ -183,7 +192,7 @@ class Heart:
             why: Exception | None = None
             try:
                 self.beat()
-            except Exception as error:  # If the engine is down, other clients can't read its time either.
+            except Exception as error:  # If the engine is down, no other client can read its time.
                 why = error
             now = self._clock()
             if why is None:
@@ -199,7 +208,7 @@ class Heart:
 
 @contextmanager
 def lent_labels(client: "docker.APIClient") -> Iterator[dict[str, str]]:
-    """Yield labels for containers of this block, which count as owned by a living client until the block ends."""
+    """Yield labels for containers that count as owned by a living client until the block ends."""
     token = secrets.token_hex(6)
     heart = Heart(token, lambda: client, lambda error: None)
     try:
@@ -224,7 +233,7 @@ def remove_container(client: "docker.APIClient", container: str) -> None:
     try:
         client.remove_container(container, v=True, force=True)
     except APIError as error:
-        if "state improper" in str(error):  # Podman says so if a container is ending by itself right now.
+        if "state improper" in str(error):  # Podman's error if a container is just ending by itself.
             client.wait(container, timeout=END_S)
             client.remove_container(container, v=True, force=True)
         elif error.status_code not in (404, 409):  # Gone, or being removed.

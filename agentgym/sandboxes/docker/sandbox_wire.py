@@ -1,4 +1,4 @@
-"""The connection to the server in a container: the socket it connects to, its first message, and its network."""
+"""The connection to the server in a container: the listening socket, the first message, and the sandbox's network."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ async def first_word(
     """Wait for the server's first message and return the sandbox.
 
     Raises:
-        EngineFailed: If the message doesn't come or is not the expected one, in which case the wire is closed.
+        EngineFailed: If the message doesn't come or is not the expected one, in which case the connection is closed.
     """
     try:
         return await RemoteSandbox.open(wire, digest=digest, end=end, network=network, why_it_ended=why_it_ended)
@@ -37,7 +37,10 @@ async def first_word(
 
 
 def listener(path: Path) -> socket.socket:
-    """Return a socket that the container's user may connect to; the folder above the mounted one keeps others out."""
+    """Return a listening socket that the container's user may connect to.
+
+    The folder above the mounted one keeps other users out.
+    """
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         listening = socket.socket(socket.AF_UNIX)
@@ -61,7 +64,9 @@ def listener(path: Path) -> socket.socket:
 async def accepted(
     listening: socket.socket, state: Callable[[], Awaitable[Mapping[str, Any]]], patience_s: float = START_S
 ) -> socket.socket:
-    """Return the one connection from the server in the container; on cancellation, no connection is lost or left open.
+    """Accept the connection from the server in the container.
+
+    If the call is cancelled, no connection is lost or left open.
 
     Args:
         listening: The socket that the server connects to.
@@ -69,7 +74,7 @@ async def accepted(
         patience_s: Maximum seconds to wait.
 
     Raises:
-        EngineFailed: If the container has ended, as soon as that is seen, or if nothing connects in time.
+        EngineFailed: If a check finds that the container has ended, or if nothing connects in time.
     """
     # Not loop.sock_accept: if cancelled in the same loop iteration that accepted, it leaves the connection open.
     loop = asyncio.get_running_loop()

@@ -30,9 +30,15 @@ SPOKEN = ("unix://", "tcp://", "http://", "https://")
 FOLDERS = 3
 """Number of in-memory folders of `disk_mb` each: the working folder, its branches, and a verifier's copy."""
 OWN_LOOPBACK = {"net.ipv4.tcp_max_tw_buckets": "0", "net.ipv4.tcp_abort_on_overflow": "1"}
-"""Keeps an episode's connections out of the next one; a bubblewrap sandbox's server sets these itself."""
+"""Kernel settings that keep an episode's connections out of the next episode.
+
+The server of a bubblewrap sandbox sets these itself.
+"""
 NOTHING_LEARNT = {"net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_fastopen": "0"}
-"""Keeps TCP's measurements of an address in one episode out of the next; bubblewrap's server sets these itself."""
+"""Kernel settings that keep TCP's measurements of an address in one episode out of the next.
+
+The server of a bubblewrap sandbox sets these itself.
+"""
 
 
 @config(frozen=True, kw_only=True)
@@ -42,23 +48,24 @@ class DockerSettings:
     image: Word | None = None
     """Name of any image in the engine; None uses the one that `agentgym sandbox build` creates for this version.
 
-    If the image lacks the sandbox's server, the server is added on top, once, with a separate Python if it has none.
+    If the image lacks the sandbox's server, the server is added on top, once. If the image has no suitable Python, a
+    separate one is added for the server.
     """
     dockerfile: Name | None = None
     """A folder with a Dockerfile to build the image from, instead of `image`; built once per content of the folder."""
     pip: Words = ()
     """Packages that code in the sandbox can import, installed once, when a pool of such sandboxes is first opened."""
     apt: Words = ()
-    """Packages from the image's Debian or Ubuntu, installed in the same way."""
+    """Packages from the image's Debian or Ubuntu, installed in the same way as those of `pip`."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Folders and files on the engine's machine by their path in the sandbox, where code can only read them."""
+    """Folders and files on the engine's machine, keyed by their path in the sandbox, where they are read-only."""
     memory_mb: SandboxMemory = 512
-    """Memory in MB for all programs of a sandbox together. Files have separate room: see `disk_mb`."""
+    """Memory limit in MB for all programs of a sandbox together. Files don't count toward it: see `disk_mb`."""
     disk_mb: Positive = 64
     """Size of each of the sandbox's folders in MB.
 
-    They are in memory, so the container may use `memory_mb` plus three times `disk_mb`: for the working folder, for
-    its branches, and for the copy that `verify` judges.
+    The folders are in memory, so the container may use `memory_mb` plus three times `disk_mb`: for the working
+    folder, for its branches, and for the copy that `verify` judges.
     """
     cpus: Above0 = 1.0
     pids: Positive = 128
@@ -72,12 +79,15 @@ class DockerSettings:
     services: Mapping[str, Service] = field(default_factory=dict, hash=False)
     """Service containers next to the sandbox, by name.
 
-    They share its loopback, end with it, and are new in every episode.
+    They share the sandbox's loopback, end with the sandbox, and are new in every episode.
     """
     hosts: Names = ()
-    """Engines of one pool, in the format of DOCKER_HOST; empty uses DOCKER_HOST, or else the local engine."""
+    """Addresses of a pool's engines, in the format of DOCKER_HOST; if empty, DOCKER_HOST or else the local engine."""
     runtime: Word | None = None
-    """The engine's runtime. "runsc" adds 256 MB and allows 1024 processes, to make room for gVisor's own."""
+    """The engine's runtime; None uses the engine's default.
+
+    "runsc" (gVisor) adds 256 MB and allows at least 1024 processes, because gVisor itself needs some of them.
+    """
 
     def __post_init__(self) -> None:
         if self.image is not None and self.dockerfile is not None:
@@ -102,7 +112,7 @@ class DockerSettings:
 
     @property
     def container_mb(self) -> int:
-        """A container's memory limit in MB; room for files is added, so that they take nothing from the programs."""
+        """Memory limit of a container in MB, including the memory for its files, which take none from its programs."""
         return self.memory_mb + FOLDERS * self.disk_mb + (GVISOR_MB if self.runtime == GVISOR else 0)
 
     @property
@@ -112,12 +122,12 @@ class DockerSettings:
 
 
 REFUSED = ((r"\bCPUs\b", "cpus"), ("runtime", "runtime"), (r"\bnetwork\b", "network"), ("[Mm]emory", "memory_mb"))
-"""Patterns of an engine's refusals, and the setting that each one is about."""
+"""Patterns in an engine's refusals, each with the setting that the refusal is about."""
 
 
 @contextmanager
 def named_refusals(spec: DockerSettings) -> Iterator[None]:
-    """Add the name of the setting to an engine's refusal, such as a runtime that the engine doesn't have."""
+    """Add the name of the setting to an engine's refusal, for example of a runtime that the engine doesn't have."""
     try:
         yield
     except SandboxError as error:
@@ -142,7 +152,8 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
 
     Args:
         spec: The container's settings.
-        connected: Whether it connects to a socket in the mounted folder; otherwise it uses its own input and output.
+        connected: Whether the server connects to a socket in the mounted folder; otherwise it uses its standard input
+            and output.
     """
     limits = {"NOFILE": 512, "CORE": 0}
     if spec.runtime == GVISOR:  # Exceeding the container's own limits would end gVisor itself, and with it the sandbox.
@@ -152,8 +163,8 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
     wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
     config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
     config["reserve"] = RESERVE
-    config["nice"] = 19  # Code and server share `cpus`: otherwise code could leave the server no time to end it.
-    if spec.runtime != GVISOR:  # gVisor allows no namespaces, and its own kernel answers all calls.
+    config["nice"] = 19  # Code and server share `cpus`: otherwise, code could leave the server no time to kill it.
+    if spec.runtime != GVISOR:  # gVisor allows no namespaces, and its kernel handles all system calls.
         config["filter"] = filters(network=spec.network != NONE)
         config["arena"] = arena(
             spec.disk_mb,
@@ -168,10 +179,10 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
 
 
 def sandbox_user(spec: DockerSettings, *, engine_maps_users: bool) -> str:
-    """Return the user of a new container, different from that of any other; the code sees itself as nobody (65534).
+    """Return the user of a new container, different from that of any other container, as "UID:GID".
 
-    If the engine maps users, and so has few, it is nobody itself. The same holds under gVisor, which is nobody in any
-    case.
+    The code sees itself as nobody (65534) in any case. The user is nobody itself under gVisor, or if the engine maps
+    users and so has only a few.
     """
     user = NOBODY if engine_maps_users or spec.runtime == GVISOR else next_user()
     return f"{user}:{user}"
@@ -203,9 +214,9 @@ def container_limits(spec: DockerSettings) -> dict[str, Any]:
 
 
 def network_settings(spec: DockerSettings) -> dict[str, str] | None:
-    """Return the kernel settings of the container's network; None under gVisor, whose own network keeps nothing.
+    """Return the kernel settings of the container's network, or None if it has no network.
 
-    None also if there is no network.
+    None also under gVisor, whose separate network stack retains nothing.
     """
     if spec.network == NONE or spec.runtime == GVISOR:
         return None
@@ -213,9 +224,9 @@ def network_settings(spec: DockerSettings) -> dict[str, str] | None:
 
 
 def system_calls(spec: DockerSettings) -> str:
-    """Return the system calls that the container may make, as the JSON text that an engine takes.
+    """Return the system calls that the container may make, as the JSON text that an engine accepts.
 
-    They include those with which a sandbox's keeper creates namespaces; code runs under a stricter filter, which the
-    server installs.
+    They include those with which a sandbox's keeper creates namespaces, except under gVisor. Code runs under a
+    stricter filter, which the server installs.
     """
     return profile(network=spec.network != NONE, keeper=spec.runtime != GVISOR)

@@ -1,7 +1,7 @@
 """A standalone program, `python watchman.py PIDFD SOCKET TOKEN`, that removes a dead client's containers.
 
-It waits for the end of the process PIDFD or of its own input, whichever comes first; a byte on its input means that
-the client has removed everything itself. It uses only the standard library, and always ends.
+It waits until the process PIDFD ends or its own input is closed, whichever comes first. A byte on its input means that
+the client has removed everything itself. The program uses only the standard library, and always terminates.
 """
 
 import http.client
@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 PATIENCE_S = 60.0
-"""Seconds to keep trying an engine that does not answer; after that, the next client finds what is left."""
+"""Seconds to keep trying an engine that does not answer; after that, the next client removes the leftovers."""
 LATE_S = 2.0
-"""Seconds before a second look: the engine may have been creating a container when its client died."""
+"""Seconds before a second removal, because the engine may have been creating a container when its client died."""
 TIMEOUT_S = 30.0
 PAUSE_S = 0.5
 RUN_LABEL = "agentgym.run"
@@ -39,7 +39,9 @@ class Connection(http.client.HTTPConnection):
 
 
 def ask(path: str, method: str, target: str) -> Any:
-    """Send a request and return the response of a GET; something already gone is not an error.
+    """Send a request and return the JSON of a GET's response; other methods return None.
+
+    A 404 or 409 is not an error: the object is already gone.
 
     Raises:
         OSError: If the engine doesn't answer, or refuses.
@@ -74,7 +76,7 @@ def remove_all(path: str, token: str) -> None:
 
 
 def client_died(process: int) -> bool:
-    """Wait for the client's end and return whether it left its containers to us."""
+    """Wait until the client ends and return whether it left its containers to this program."""
     poller = select.poll()
     poller.register(0, select.POLLIN)
     if process >= 0:
@@ -84,7 +86,7 @@ def client_died(process: int) -> bool:
 
 
 def main(process: int, path: str, token: str) -> None:
-    """Wait for the client's end and remove what is left, retrying while the engine does not answer."""
+    """Wait until the client ends and remove its leftovers, retrying while the engine does not answer."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if not client_died(process):

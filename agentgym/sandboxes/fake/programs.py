@@ -1,4 +1,4 @@
-"""Programs, shells and cells of fake sandboxes: a program has already ended with its result, a cell runs for real."""
+"""Programs, shells and cells of fake sandboxes: a program has already ended with its result, but a cell really runs."""
 
 import ast
 import asyncio
@@ -33,7 +33,7 @@ class FakeStream:
 class FakeProcess:
     """A program that has already ended with the given result. Implements `sandboxes.SandboxProcess`.
 
-    `input` holds the bytes that were written to it.
+    `input` contains the bytes that were written to the program's standard input.
     """
 
     def __init__(self, answer: ExecResult) -> None:

@@ -77,7 +77,8 @@ class FakeSandbox(Networked, Branch):
             raise AssertionError(f"FakeSandbox: the env ran {command!r}; give FakeSandbox(shell=...) an answer for it")
         if not callable(self.answers) and command not in self.answers:
             raise AssertionError(
-                f"FakeSandbox: no answer for {command!r}; add it to the shell, which knows {sorted(self.answers)}"
+                f"FakeSandbox: no answer for {command!r}; add it to shell=, which has answers for "
+                f"{sorted(self.answers)}"
             )
         answer = self.answers(command) if callable(self.answers) else self.answers[command]
         if isinstance(answer, ExecResult):

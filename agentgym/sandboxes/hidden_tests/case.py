@@ -21,7 +21,7 @@ from json import dumps
 from os import write
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # In the sandbox, they are part of the same text as this module.
+if TYPE_CHECKING:  # In the sandbox, these functions come earlier in the same program.
     from agentgym.sandboxes.hidden_tests.runners import (
         note_pytest,
         read,
@@ -56,7 +56,7 @@ def main(own_imports: Callable[..., Any]) -> None:
 
 
 def seal(report: int) -> None:
-    """Keep the processes that tests start away from our memory and the report: they run the code under test."""
+    """Protect our memory and the report from the processes that tests start, which run the code under test."""
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     os.set_inheritable(report, False)
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -76,7 +76,7 @@ def import_folders(orders: dict[str, Any]) -> "list[str]":
 
 
 def names_of(orders: dict[str, Any]) -> dict[str, Any]:
-    """Run the hidden code as an importable module and return its names."""
+    """Run the hidden code as an importable module and return the module's namespace."""
     module = types.ModuleType("hidden")
     sys.modules["hidden"] = module
     exec(compile(orders["code"], "<hidden>", "exec", dont_inherit=True), module.__dict__)
@@ -85,7 +85,7 @@ def names_of(orders: dict[str, Any]) -> dict[str, Any]:
 
 def run_function(orders: dict[str, Any]) -> dict[str, Any]:
     """Run one test function of the hidden code; it passes if it returns None."""
-    import asyncio  # Before any code under test; the other kinds skip this slow import.
+    import asyncio  # Before any code under test runs; the other kinds skip this slow import.
 
     # Called from a frame of the hidden code, so that imports made by its decorators count as the hidden code's.
     value = eval(compile(f"{orders['name']}()", "<hidden>", "eval"), names_of(orders))
@@ -135,7 +135,10 @@ def script(word: str, orders: dict[str, Any]) -> str:
 
 
 def of_exit(leaving: SystemExit, orders: dict[str, Any]) -> dict[str, Any]:
-    """Return the outcome of a command that exited; a `sys.exit(0)` by the tested code fails, one by the test passes."""
+    """Return the outcome of a command that exited.
+
+    A `sys.exit(0)` by the test passes, but one by the tested code fails.
+    """
     main: dict[str, Any] | None = None
     for frame, _ in traceback.walk_tb(leaving.__traceback__):
         names, path = frame.f_globals, frame.f_code.co_filename

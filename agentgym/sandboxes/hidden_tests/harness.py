@@ -1,4 +1,4 @@
-"""The harness of hidden tests: it writes the hidden files next to a copy of the working folder and runs each case.
+"""The harness of hidden tests: writes the hidden files next to a copy of the working folder and runs each case.
 
 It runs in the sandbox, as a cell in a fresh process, and never imports the code under test. It uses only the standard
 library and needs Python 3.9 or later.
@@ -21,39 +21,39 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 KEEP = 32 << 10
-"""Bytes of a case's output that are kept if the host does not compare the output."""
+"""Maximum bytes of a case's output that are reported if the host does not compare the output."""
 KEPT = 0.5
-"""Fraction of the remaining time that a case leaves to all the cases after it, even if it hangs."""
+"""Fraction of the remaining time that a case leaves for the later cases, even if it hangs."""
 LACKS = 3
-"""Exit code of a process that does not find a module."""
+"""Exit code of the process that looks for a module, if the module is missing."""
 MAX_REPORT = 1 << 20
 MODULES = (".py", ".pyc", ".so")
 MAX_SAID = 1000 << 10
-"""Bytes of a case's report and output together on their way to the host."""
+"""Maximum bytes of a case's report and output together, as sent to the host."""
 MAX_ROUNDS = 1000
-"""How often forking processes are killed before we leave them to the end of the cell, which ends them all."""
+"""Maximum rounds of killing processes that fork; any that remain are killed when the cell ends."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callable[["str | None", Any], object]) -> None:
     """Run the cases of the orders within `seconds`, and report the outcome and output of each.
 
-    If `copied`, the current folder is already a copy, in a place where nothing else runs, and the cases run in it.
-    Otherwise they run in a copy of it.
+    If `copied`, the cases run in the current folder, which is already a copy that no other process uses. Otherwise they
+    run in a new copy of the current folder.
     """
     deadline = time.monotonic() + orders["seconds"]
     if orders.get("words", [])[:2] == ["-m", "pytest"] and not has_module("pytest"):
         report(None, {"lacks": "pytest"})
         return
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # We adopt processes that a case leaves.
-    sys.pycache_prefix = None  # It is below our HOME, where a case could forge compiled files.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # Makes us the parent of processes that a case leaves.
+    sys.pycache_prefix = None  # The cache is below our HOME, where a case could forge it.
     folder = tempfile.mkdtemp(prefix="verify-")
     try:
         work = own_copy(orders["copied"], folder)
         files = {path: base64.b64decode(hidden(index)) for index, path in enumerate(orders["files"])}
         if orders["sealed"]:
             place(f"/proc/self/fd/{orders['entrance']}", files)
-            os.close(orders["entrance"])  # After this, nobody can write there.
+            os.close(orders["entrance"])  # After this, no process can write the hidden files.
         names = orders["names"]
         for number, name in enumerate(names):
             seconds = limit_of(deadline - time.monotonic(), len(names) - 1 - number)
@@ -68,7 +68,7 @@ def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callabl
 
 
 def has_module(name: str) -> bool:
-    """Return whether a module is installed; files that the episode wrote neither count nor get in the way.
+    """Return whether a module is installed, regardless of the files that the episode wrote.
 
     This is checked before any code under test runs. Otherwise that code could claim that the module is missing, and the
     episode would get no reward.
@@ -79,7 +79,10 @@ def has_module(name: str) -> bool:
 
 
 def limit_of(left: float, behind: int) -> float:
-    """Return the time limit of a case in seconds: the remaining time, minus a part for the `behind` cases after it."""
+    """Return the time limit of a case in seconds.
+
+    It is the remaining time, minus a part for the `behind` cases that follow.
+    """
     return left * (1 - KEPT) if behind else left
 
 
@@ -97,7 +100,7 @@ def own_copy(copied: bool, folder: str) -> str:
 
 
 def drop_compiled(folder: str) -> None:
-    """Remove compiled Python files, whatever the modes of the folders are; no link is followed."""
+    """Remove compiled Python files below a folder, whatever its folders' permissions, without following links."""
     left = [folder]
     while left:
         for entry in os.scandir(left.pop()):
@@ -109,9 +112,9 @@ def drop_compiled(folder: str) -> None:
 
 
 def copy_tree(source: str, target: str, without: str) -> None:
-    """Copy files, folders and links, but not compiled Python, pipes, sockets, devices and unreadable files.
+    """Copy files, folders and links, but not compiled Python, pipes, sockets, devices or unreadable files.
 
-    `without` is the folder that holds the copy; it may lie inside the folder that is copied.
+    `without` is the folder that contains the copy. It is skipped, because it may be inside the folder that is copied.
     """
     os.mkdir(target)
     for entry in os.scandir(source):
@@ -130,7 +133,7 @@ def copy_tree(source: str, target: str, without: str) -> None:
 
 
 def clear(folder: str, path: str) -> None:
-    """Remove everything in the way of a hidden file or that could shadow it, such as a package of the same name."""
+    """Remove everything that is in the way of a hidden file or could shadow it, such as a package of the same name."""
     *parents, name = path.split("/")
     for parent in parents:
         folder = os.path.join(folder, parent)
@@ -162,7 +165,7 @@ def open_folder(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file, a link or a folder if it exists, whatever the modes are."""
+    """Remove a file, a link or a folder if it exists, whatever the permissions are."""
     if os.path.isdir(path) and not os.path.islink(path):
         open_folder(path)
         for name in os.listdir(path):
@@ -175,7 +178,7 @@ def remove(path: str) -> None:
 def run_case(
     orders: dict[str, Any], work: str, files: Mapping[str, bytes], folder: str, seconds: float
 ) -> dict[str, Any]:
-    """Run one case with its own hidden files and HOME below `folder`; return its report and output."""
+    """Run one case with separate hidden files and a separate HOME below `folder`; return its report and output."""
     if seconds <= 0:
         return {"failed": "the time ran out before this case started"}
     for shared in (folder, work):
@@ -183,7 +186,7 @@ def run_case(
     own = tempfile.mkdtemp(prefix="case-", dir=folder)
     home = os.path.join(own, "home")
     os.mkdir(home)
-    place(work, files)  # Written again for each case: an earlier one could have changed them.
+    place(work, files)  # Written again for each case, as an earlier one could have changed them.
     try:
         return run_process(orders, work, orders["sealed"] or own_hidden(own, files), home, seconds)
     finally:
@@ -191,7 +194,7 @@ def run_case(
 
 
 def own_hidden(own: str, files: Mapping[str, bytes]) -> str:
-    """Return a folder with the hidden files for one case only, used if they can't be made read-only."""
+    """Return a new folder with the hidden files for one case, for sandboxes where they can't be made read-only."""
     hidden = os.path.join(own, "hidden")
     os.mkdir(hidden)
     place(hidden, files)
@@ -207,8 +210,7 @@ def run_process(orders: dict[str, Any], work: str, hidden: str, home: str, secon
         if shell:
             told = orders["name"] if orders["compared"] else ""
         else:
-            # Nothing about the other cases: the code under test can find in its process whatever this process is
-            # given.
+            # Without the other cases, because the code under test can find everything that its process receives.
             own = {key: orders[key] for key in ("kind", "code", "words", "name", "files") if key in orders}
             told = json.dumps({**own, "folder": work, "hidden": hidden, "token": token, "report": said.fileno()})
         given.write(told.encode())
@@ -252,7 +254,7 @@ def text_of(file: Any, limit: int) -> str:
 
 
 def report_of(text: str, token: str, code: int) -> dict[str, Any]:
-    """Return the report of a case, or a failure if its process ended early or wrote to the report."""
+    """Return the report of a case, or a failure if its process ended early or tampered with the report."""
     head, found, line = text.partition(token)
     if head or not found or not line.endswith("\n"):
         return {"failed": f"the process ended before its tests finished, with exit code {code}"}
@@ -266,8 +268,8 @@ def report_of(text: str, token: str, code: int) -> dict[str, Any]:
 def kill_what_is_left(alone: bool) -> None:
     """Kill every process that a case left, and wait until all are gone.
 
-    If we are `alone` with them below the first process of a namespace, all are killed at once, so none can escape by
-    forking. Otherwise they are killed one by one, and the children of each become ours when it ends.
+    If we are `alone` with them, and our parent is the first process of a namespace, all are killed at once, so none can
+    escape by forking. Otherwise they are killed one by one, and we become the parent of each one's children.
     """
     if alone and os.getppid() == 1:
         with suppress(ProcessLookupError):

@@ -12,13 +12,13 @@ from agentgym.sandboxes.protocol.programs import cut_middle
 from agentgym.sandboxes.remote.refusals import with_advice
 
 MAX_OUTPUT = 1 << 20
-"""Characters of output that a verdict keeps for all cases together."""
+"""Maximum characters of output in a verdict, for all cases together."""
 MAX_REASON = 1000
-"""Characters of a failure reason that are kept."""
+"""Maximum characters of a failure reason."""
 
 
 class Judging:
-    """The outcomes of cases that are reported one by one; memory does not grow with their number."""
+    """Judges the cases as they are reported, one by one, so that their full outputs need not be stored."""
 
     def __init__(self, kind: str, names: Sequence[str], expect: Mapping[str, Expected] | None) -> None:
         """Prepare to judge cases of the given kind.
@@ -31,7 +31,7 @@ class Judging:
         self.printed: list[str] = []
         self.kept = self.cut = 0
         self.lacks = ""
-        """Name of the module that the command runs and that is missing in the sandbox, or ""."""
+        """Name of the module that the command runs but the sandbox lacks; "" if none is missing."""
         if kind == "value":
             self.expect = {name: value if callable(value) else plain(value) for name, value in (expect or {}).items()}
 
@@ -46,10 +46,10 @@ class Judging:
             why_not = self.judge(name, heard)
             self.cases[name] = None if why_not is None else reason(why_not)
         self.keep(str(heard.get("printed", "")))
-        self.keep(str(heard.get("beside", "")))  # What it wrote to stderr, if only stdout is compared.
+        self.keep(str(heard.get("beside", "")))  # The case's stderr, if only its stdout is compared.
 
     def keep(self, printed: str) -> None:
-        """Keep the beginning of all output, up to MAX_OUTPUT characters."""
+        """Store a case's output, up to MAX_OUTPUT characters for all cases, and count the characters that are cut."""
         head = encodable(printed[: MAX_OUTPUT - self.kept])[: MAX_OUTPUT - self.kept]
         if head:
             self.printed.append(head)
@@ -57,7 +57,7 @@ class Judging:
         self.cut += len(printed) - len(head)
 
     def judge(self, name: str, heard: Mapping[str, Any]) -> str | None:
-        """Return why a case failed, by the one sign that counts for its kind, or None if it passed."""
+        """Return why a case failed, or None if it passed; each kind of case has one criterion."""
         if "failed" in heard:
             return str(heard["failed"])
         if self.kind == "command":
@@ -76,7 +76,7 @@ class Judging:
         return of_value(value, self.expect[name], printed=False)
 
     def verdict(self, result: ExecResult) -> Verdict:
-        """Return the verdict; a case that was not reported has failed.
+        """Return the verdict; a case that was not reported counts as failed.
 
         Raises:
             ValueError: If the sandbox lacks the test runner.
@@ -94,19 +94,22 @@ class Judging:
 
 
 def reason(why: object) -> str:
-    """Return why a case failed as encodable text, with the name of the setting to raise if there was no room."""
+    """Return why a case failed as encodable text, with the setting to raise if the sandbox ran out of space."""
     return with_advice(cut_middle(encodable(str(why)), MAX_REASON))
 
 
 def of_value(value: Any, expected: Expected, *, printed: bool) -> str | None:
-    """Return why a value is wrong, or None; trailing whitespace of a printed text's lines is ignored."""
+    """Return why a value is wrong, or None if it is right.
+
+    In printed text, trailing whitespace of each line is ignored.
+    """
     if callable(expected):
         try:
             said = expected(value)
             if inspect.isawaitable(said):
                 raise TypeError("it is async; give a function that is not")
             right = bool(said)
-        except Exception as error:  # The tested code chose the value: it must not end the episode without a reward.
+        except Exception as error:  # The tested code chose the value, so it must not cost the reward.
             return f"the function in expect raised {type(error).__name__} for {shown(value)}: {error}"
     elif printed:
         right = lines(value) == lines(str(expected))

@@ -144,7 +144,9 @@ def command_line(command: str | Sequence[str]) -> str:
 
 
 def python_words(command: str) -> list[str] | None:
-    """Return what a plain Python command runs (a file, `-m MODULE` or `-c CODE`, and arguments), else None.
+    """Return the words after Python and its options in a plain Python command, or None for any other command.
+
+    They are a file, `-m MODULE` or `-c CODE`, and its arguments.
 
     Raises:
         ValueError: As in `after_python`.
@@ -164,8 +166,8 @@ def after_python(words: list[str]) -> list[str] | None:
     """Return a command's words after Python and its options, or None if it runs another program.
 
     Raises:
-        ValueError: If Python gets something else to run. In a shell, such tests would be open to anything that the
-            episode left in the sandbox.
+        ValueError: If Python would run neither a file, `-m MODULE` nor `-c CODE`. Such tests would run in a shell,
+            exposed to anything that the episode left in the sandbox.
     """
     if not words or not PYTHON.fullmatch(PurePosixPath(words[0]).name):
         return None
@@ -201,7 +203,7 @@ def hidden_files(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
     contents = {path: content_of(path, content) for path, content in files.items()}
     total = sum(map(len, contents.values()))
     if total > MAX_ALL_HIDDEN:
-        raise WrongContent(f"files: {total} bytes in total, but the limit is {MAX_ALL_HIDDEN}")
+        raise WrongContent(f"files: the contents have {total} bytes in total, but the limit is {MAX_ALL_HIDDEN}")
     return {path: base64.b64encode(content).decode() for path, content in contents.items()}
 
 
@@ -221,7 +223,7 @@ def check_alone(path: str, files: Mapping[str, str | bytes]) -> None:
     if path.endswith("/__init__.py") and path[: -len("/__init__.py")] + ".py" in files:
         in_the_way.append(path[: -len("/__init__.py")] + ".py")
     if in_the_way:
-        raise WrongContent(f"files: {in_the_way[0]!r} and {path!r} are in each other's way; rename one of them")
+        raise WrongContent(f"files: {in_the_way[0]!r} and {path!r} conflict; rename one of them")
 
 
 def content_of(path: str, content: str | bytes) -> bytes:

@@ -13,12 +13,12 @@ from importlib import util
 from typing import Any
 
 Outcomes = dict[str, "str | None"]
-"""By case name: None if it passed, else the reason."""
+"""Outcomes by case name: None if the case passed, else why it failed."""
 NOT_RUN = "the test did not finish"
 
 
 def reason(error: BaseException) -> str:
-    """Return the last line of a traceback, with the place where the error was raised."""
+    """Return the last line of a traceback, with the file and line where the error was raised."""
     text = traceback.format_exception_only(type(error), error)[-1].strip()
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else text
@@ -31,7 +31,7 @@ def read(path: str) -> str:
 
 
 def skips_fail() -> None:
-    """Make a program that runs unittest itself count each skipped test as a failure."""
+    """Make unittest count each skipped test as a failure, for a program that runs unittest itself."""
     import unittest  # Imported only if needed: loading it takes longer than most cases run.
 
     def add_skip(self: Any, test: unittest.TestCase, reason: str) -> None:
@@ -54,17 +54,17 @@ def returns_fail() -> None:
 
 
 def returned(value: object) -> str:
-    """Return why a test that returned a value has not passed."""
+    """Return why a test that returned a value counts as failed."""
     return f"it returned a {type(value).__name__} instead of None: check values with assert, and await coroutines"
 
 
 def skipped(why: object) -> str:
-    """Return why a skipped test has not passed: the tested code can skip a test as well as the test itself can."""
+    """Return why a skipped test counts as failed: the tested code can skip a test, just as the test itself can."""
     return f"the test was skipped: {why}"
 
 
 def tests_in(given: list[str]) -> list[str]:
-    """Return the hidden files that can hold tests; if there are any, tests are looked for only in them."""
+    """Return the hidden files that can contain tests; if there are any, tests are collected only from them."""
     found = [path for path in given if path.endswith(".py")]
     return [path for path in found if os.path.basename(path) not in ("conftest.py", "__init__.py")]
 
@@ -159,9 +159,10 @@ def run_pytest(words: list[str], orders: dict[str, Any]) -> Outcomes:
 
 
 def note_pytest(orders: dict[str, Any]) -> Outcomes:
-    """Patch pytest.main to ignore configuration in the sandbox's own files, and return the dict of outcomes.
+    """Patch pytest.main to ignore configuration in the sandbox's files, and return the dict of outcomes.
 
-    Its exit code is a failure's if a test has not passed, so a program that calls it can't overlook one.
+    The patched function's exit code is nonzero if a test has not passed, so a program that calls it can't overlook
+    one.
     """
     import pytest
     from _pytest import config
@@ -170,7 +171,7 @@ def note_pytest(orders: dict[str, Any]) -> Outcomes:
 
     class Noting:
         def pytest_configure(self) -> None:
-            os.chdir(orders["folder"])  # pytest collects tests in the folder where it started, and runs them here.
+            os.chdir(orders["folder"])  # pytest collects in the folder where it started, but tests run here.
 
         def pytest_collection_finish(self, session: Any) -> None:
             outcomes.update((item.nodeid, NOT_RUN) for item in session.items)
@@ -209,7 +210,7 @@ def last_line(report: Any) -> str:
 
 
 def settings(orders: dict[str, Any]) -> list[str]:
-    """Return the options that make pytest read the hidden files' configuration and no other."""
+    """Return the options that make pytest read configuration only from the hidden files."""
     given = {os.path.basename(path): path for path in sorted(orders["files"], key=lambda path: -path.count("/"))}
     known = [given[name] for name in ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg") if name in given]
     found = [path for path in known if path.endswith("pytest.ini") or "pytest" in read(path)]

@@ -1,4 +1,4 @@
-"""Hidden tests for the files of a sandbox: they run in a copy that no process of the episode reaches."""
+"""Hidden tests for a sandbox's files, run in a copy that no process of the episode reaches."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,9 +15,9 @@ from agentgym.sandboxes.remote.host_functions import MAX_ASKS
 from agentgym.sandboxes.server_files import BRANCHES, server_files
 
 SEALED = f"{BRANCHES}/hidden"
-"""The folder of hidden files; in a separate place, it is read-only for every process."""
+"""Folder of the hidden files if tests run in a copy of the working folder; it is read-only for every process."""
 ENTRANCE = 4
-"""The descriptor, given by the server, through which the harness writes the hidden files there."""
+"""Descriptor, opened by the server, through which the harness writes the hidden files into SEALED."""
 MARGIN_S = 2
 """Seconds for the copy and the start, in addition to the time of the cases."""
 
@@ -41,11 +41,11 @@ async def verify(run: Run, tests: HiddenTests, timeout_s: float, *, copied: bool
     hidden = hidden_files(tests.files)
     if len(hidden) + len(orders["names"]) > MAX_ASKS:
         raise WrongContent(
-            f"files: {len(hidden)} files and {len(orders['names'])} cases are more than {MAX_ASKS} together"
+            f"files: {len(hidden)} files and {len(orders['names'])} cases exceed the limit of {MAX_ASKS} together"
         )
     orders |= {"files": list(hidden), "seconds": timeout_s, "case": case_program(), "copied": copied}
     orders |= {"sealed": SEALED if copied else "", "entrance": ENTRANCE}
-    # Split over lines: a traceback of the last line shows that line only, so nothing hidden is in it.
+    # In separate lines: a traceback shows only the last one, which contains nothing hidden.
     cell = f"{program('harness')}\norders = {orders!r}\nverify(orders, hidden, report)"
     if len(cell.encode()) > MAX_CODE:
         field = "command" if code is None and expect is None else "expect" if expect is not None else "code"

@@ -1,4 +1,4 @@
-"""The command that creates a sandbox with bubblewrap, and thereby what its code sees of this machine."""
+"""The bubblewrap command that creates a sandbox, which determines the parts of this machine that its code sees."""
 
 import os
 import pwd
@@ -11,7 +11,10 @@ from agentgym.sandboxes.server_files import BRANCHES, next_user
 
 PROGRAMS = ("bin", "sbin", "lib", "lib32", "lib64")
 SETTINGS = ("alternatives", "ld.so.conf.d", "ssl/certs")
-"""Folders of /etc; the rest of /etc/ssl contains private keys, which one of this user's groups may be able to read."""
+"""Folders of /etc that a sandbox sees.
+
+The rest of /etc/ssl contains private keys, which one of this user's groups may be able to read.
+"""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = {
     "ptmx": "pts/ptmx",
@@ -28,7 +31,7 @@ def interpreter_of(python: str | None) -> list[str]:
 
 
 def drop_root() -> list[str]:
-    """Return a command prefix with which root first becomes a user id that no other sandbox has; [] if not root.
+    """Return a command prefix that changes root to a user id that no other sandbox has, or [] if this user isn't root.
 
     One sandbox then can't use up another's per-user kernel limits, root's files stay inaccessible, and the process
     limit holds.
@@ -42,19 +45,20 @@ def drop_root() -> list[str]:
 def bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int], extra: Sequence[str]) -> list[str]:
     """Return the bubblewrap command with its options, without the program to run.
 
-    The file systems that bubblewrap mounts in memory are for episodes that can't get fresh ones from the server.
+    The in-memory file systems that bubblewrap mounts are for episodes that can't get fresh ones from the server.
 
     Args:
         interpreter: Path of the Python in the sandbox.
         disk_bytes: Size of each file system in memory.
-        files: Descriptors of files to provide, by path in the sandbox.
+        files: Descriptors of files to provide, keyed by path in the sandbox.
         extra: Further options, such as mounts.
     """
     memory = ("--size", str(disk_bytes), "--tmpfs")
     # /dev and / are in-memory file systems too: if left writable, they would carry files past a reset.
     return [
         *("bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--as-pid-1", "--new-session"),
-        # Only in the sandbox's user namespace, and only for its keeper: processes that run code have none of them.
+        # Capabilities only in the sandbox's user namespace, and only for its keeper: processes that run code have
+        # none.
         *("--cap-add", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
         *("--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
         *("--setenv", "USER", "nobody", "--setenv", "LANG", "C.UTF-8", "--setenv", "TMPDIR", "/tmp"),
@@ -65,7 +69,7 @@ def bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int], extra: Se
         *(word for name, to in LINKS.items() for word in ("--symlink", to, f"/dev/{name}")),
         *("--dir", "/dev/pts", "--mqueue", "/dev/mqueue"),
         *(word for path in ("/dev/shm", "/tmp", BRANCHES) for word in (*memory, path)),
-        # As data, because the user that the sandbox runs as may not be able to reach this package's folder.
+        # Passed as data, because the user that the sandbox runs as may not be able to reach this package's folder.
         *(word for path, fd in files.items() for word in ("--ro-bind-data", str(fd), path)),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"),
     ]

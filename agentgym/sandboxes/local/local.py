@@ -55,13 +55,11 @@ class Bubblewrap:
     disk_mb: Positive = 128
     pids: Positive = 128
     python: Name | None = None
-    """Path of the Python inside the sandbox; None uses /usr/bin/python3, or the running Python if that doesn't
-    exist.
-    """
+    """Path of the Python inside the sandbox; None uses /usr/bin/python3, or else the running Python."""
     pip: Words = ()
     """Packages that code in the sandbox can import, installed once, when a pool of such sandboxes is first opened."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Folders and files of this machine by their path in the sandbox; code in the sandbox can only read them."""
+    """Folders and files of this machine, keyed by their path in the sandbox, where they are read-only."""
     network: str | Allow = NONE
     """What the sandbox may reach.
 
@@ -77,7 +75,7 @@ class Bubblewrap:
         check_volumes(self.volumes)
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
-        """Open a pool of sandboxes; the first lease of each starts it in about 60 ms.
+        """Open a pool of sandboxes, each of which is started in about 60 ms when it is first leased.
 
         Args:
             size: Maximum number of sandboxes leased at once.
@@ -85,8 +83,8 @@ class Bubblewrap:
         Raises:
             ValueError: If `size` is not an int of at least 1, or, when the block begins, if a volume contains a
                 socket.
-            SandboxError: When the block begins, if this machine can't create such sandboxes; it says what is missing.
-                In that case, nothing has been started.
+            SandboxError: When the block begins, if this machine can't create such sandboxes; the message says what is
+                missing. In that case, nothing has been started.
         """
         check_size(size)
         return self._open(size)
@@ -95,7 +93,7 @@ class Bubblewrap:
     async def _open(self, size: int) -> AsyncIterator[SandboxPool]:
         if (why_not := await asyncio.to_thread(why_no_bubblewrap)) is not None:
             raise SandboxError(f"bubblewrap sandboxes cannot run here: {why_not}")
-        # Here rather than with the first sandbox: it may take minutes, and a lease has no time for that.
+        # Before the first lease, which has no time for this: it may take minutes.
         await asyncio.to_thread(self._prepare)
         async with open_pool(self._start, size) as pool:
             yield pool
@@ -142,7 +140,7 @@ class Bubblewrap:
             ValueError: If a volume contains a socket.
         """
         check_sockets(self.volumes)
-        self._command({})  # First, because a Python that no sandbox may see must not run here either.
+        self._command({})  # First, as it refuses a Python that must run neither in a sandbox nor here.
         sandbox_files(tuple(interpreter_of(self.python)))
 
     def _command(self, files: Mapping[str, int]) -> list[str]:
@@ -164,7 +162,7 @@ class Bubblewrap:
 
 
 def why_no_bubblewrap() -> str | None:
-    """Return why bubblewrap sandboxes can't run here, or None if they can; success is checked only once."""
+    """Return why bubblewrap sandboxes can't run here, or None if they can; only success is cached."""
     try:
         _check_bubblewrap()
     except SandboxError as error:
@@ -177,7 +175,7 @@ def _check_bubblewrap() -> None:
     """Create a sandbox that does nothing.
 
     Raises:
-        SandboxError: If that fails, with the reason in one line.
+        SandboxError: If that fails; the message gives the reason in one line.
     """
     if shutil.which("bwrap") is None:
         raise SandboxError("bwrap is not installed (apt-get install bubblewrap)")
@@ -190,14 +188,14 @@ def _check_bubblewrap() -> None:
         raise SandboxError(f"bwrap cannot be started: {error}") from error
     if probe.returncode:
         said = " ".join(probe.stderr.split())
-        raise SandboxError(f"bwrap cannot make a sandbox: {said[-300:]}")
+        raise SandboxError(f"bwrap cannot create a sandbox: {said[-300:]}")
 
 
 @config(frozen=True, kw_only=True)
 class Process:
     """Sandboxes without protection: plain processes of this user, which can reach its files, network and processes.
 
-    Limits on time, memory and output protect against mistakes; nothing protects against intent.
+    Limits on time, memory and output protect against mistakes, but nothing protects against malicious code.
     """
 
     unsafe: bool = False

@@ -1,4 +1,4 @@
-"""Sandbox servers as child processes of this one: started, watched and ended."""
+"""Starts, watches and ends sandbox servers that are child processes of this one."""
 
 import asyncio
 import functools
@@ -42,7 +42,7 @@ async def start_server(
     scratch: Sequence[str] = (),
     allow: Allow | None = None,
 ) -> RemoteSandbox:
-    """Start a sandbox server, connected by one end of a socket pair.
+    """Start a sandbox server that is connected by a socket pair.
 
     Args:
         command: The command that starts the server, without its configuration.
@@ -50,13 +50,13 @@ async def start_server(
         digest: The sandbox's digest.
         environment: The server's environment; None for this process's.
         keep: Descriptors that the server inherits.
-        held: Closed as soon as the server has inherited the descriptors, before waiting for its first message; so a
-            hundred sandboxes starting at once hold no more files open than one.
+        held: Closed as soon as the server has inherited the descriptors, before its first message. So a hundred
+            sandboxes that start at once keep no more files open than one.
         scratch: Folders to remove when the server has ended.
         allow: The hosts that the sandbox may reach; None for none.
 
     Raises:
-        SandboxError: If the server doesn't start, with its error output.
+        SandboxError: If the server doesn't start; the message contains its error output.
     """
     with memory_file(b"") as errors:
         ours, theirs = socket.socketpair()
@@ -102,13 +102,13 @@ async def start_server(
 
 
 async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: bool) -> str | None:
-    """Return how the code in a sandbox ended it.
+    """Return how the code in a sandbox ended the sandbox, or None if the code was not the cause.
 
-    None if the sandbox is still running, or if the machine or this client ended it.
+    None is also returned if the sandbox is still running.
 
     Args:
         process: The server.
-        open_to_signals: Whether the code can kill the server; then any failure is attributed to the code.
+        open_to_signals: Whether the code can kill the server, in which case any failure is attributed to the code.
     """
     if process.poll() is None and not await exits(process.pid, END_S):
         return None
@@ -121,7 +121,7 @@ async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: 
 async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> None:
     """Wait for the server to end, and kill it if it doesn't.
 
-    Its connection is already cut, and this is never cancelled.
+    The server's connection is already cut, and this call is never cancelled.
     """
     if process.poll() is None and not await exits(process.pid, END_S):
         process.kill()

@@ -13,9 +13,9 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 
 class Acceptor:
-    """Accepts from a listener and serves at most `limit` connections at once; more wait without taking up files here.
+    """Accepts connections from a listener, and serves at most `limit` of them at once.
 
-    All of it runs in one event loop.
+    Further connections wait without using up open files of this process. Everything runs in one event loop.
     """
 
     def __init__(self, listener: socket.socket, serve: Callable[[socket.socket], Awaitable[None]], limit: int) -> None:
@@ -72,17 +72,18 @@ class Acceptor:
 
 
 def forget_waiting(listener: socket.socket) -> int:
-    """Reset the connections that wait to be accepted, restart listening, and return how many there were.
+    """Reset the connections that wait to be accepted, restart listening, and return their number.
 
-    Connections with unfinished handshakes are dropped, too, but can't be counted: the kernel of a client that has ended
-    keeps sending the client's data, and would be let in later. Nobody may be able to reach the port meanwhile.
+    Connections with unfinished handshakes are dropped, too, but can't be counted. Otherwise they would be let in later,
+    because the kernel keeps sending the data of a client that has ended. Call this only while nobody can reach the
+    port.
     """
     waiting = 0
-    with suppress(OSError):  # None is waiting, or no more files can be opened; then the rest isn't counted.
+    with suppress(OSError):  # If none is waiting, or no more files can be opened; the rest isn't counted.
         while True:
             listener.accept()[0].close()
             waiting += 1
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Closed connections still hold its port.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Closed connections still occupy its port.
     listener.shutdown(socket.SHUT_RD)
     listener.listen(BACKLOG)
     return waiting

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """The network thread of this process; it runs while at least one user holds it."""
+    """The network thread of this process, which runs while it has at least one user."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class Background:
             self._loop = self._thread = None
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine in the thread's loop; it is cancelled with the caller."""
+        """Await a coroutine in the thread's loop; if the caller is cancelled, so is the coroutine."""
         assert self._loop is not None
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 

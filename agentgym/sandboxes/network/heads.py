@@ -1,4 +1,4 @@
-"""The heads of HTTP/1 messages: a strict parser for requests to a proxy, and the form in which they are sent on."""
+"""The heads of HTTP/1 messages: a strict parser for requests to a proxy, and the heads that the proxy forwards."""
 
 import re
 from dataclasses import dataclass, field
@@ -11,7 +11,10 @@ from agentgym.sandboxes.network.rules import parse_authority
 MAX_HEAD = 32 << 10
 MAX_FIELDS = 100
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|[^\t\r\n\x20-\x7e\x80-\xff]")
-"""Matches what h11 accepts in a head but other parsers may not: other line ends, folded lines, control characters."""
+"""Matches text in a head that h11 accepts but other parsers may not.
+
+This is an unusual line end, a folded line, or a control character.
+"""
 _LENGTHS = re.compile(rb"\n(?:content-length|transfer-encoding):([^\r]*)", re.IGNORECASE)
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _OF_ONE_HOP = frozenset(
@@ -21,7 +24,7 @@ _OF_ONE_HOP = frozenset(
 
 
 class Malformed(Exception):
-    """A message that is not passed on, because it is not HTTP/1 in the strict form that is accepted here."""
+    """A message that is not forwarded, because it is not in the strict form that the proxy accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,10 @@ class Request:
         return self.method == "CONNECT"
 
     def for_host(self) -> h11.Request:
-        """Return the head for the host: Host is always the host's own name, and the connection closes after it."""
+        """Return the head for the host.
+
+        Its Host field is always the host's name, and the connection closes after the response.
+        """
         name = f"[{self.host}]" if ":" in self.host else self.host
         authority = name if self.port == 80 else f"{name}:{self.port}"
         fields = [(b"Host", authority.encode()), *self.fields, (b"Connection", b"close")]
@@ -53,16 +59,16 @@ class Request:
 def parse_request(head: bytes) -> Request:
     """Parse the head of a request, including its final empty line.
 
-    CONNECT names `host:port`; other methods name a full http:// URL.
+    The target is `host:port` for CONNECT, and a full http:// URL for other methods.
 
     Raises:
-        Malformed: If two parsers could read it differently.
+        Malformed: If the head is invalid, or if two parsers could read it differently.
     """
     if _AMBIGUOUS.search(head):
         raise Malformed("a line of the head does not end with CR LF, is folded, or contains a control character")
     lengths = _LENGTHS.findall(head)
     if len(lengths) > 1 or b"," in b"".join(lengths):
-        raise Malformed("the head gives more than one body length")
+        raise Malformed("the head has more than one body length")
     connection = h11.Connection(h11.SERVER, MAX_HEAD)
     connection.receive_data(head)
     try:
@@ -79,7 +85,7 @@ def parse_request(head: bytes) -> Request:
     try:
         host, port, path = (*parse_authority(target), "") if method == "CONNECT" else _http_target(target)
     except ValueError as error:
-        raise Malformed(f"the target: {error}") from error
+        raise Malformed(f"invalid target: {error}") from error
     if method == "CONNECT" and not isinstance(connection.next_event(), h11.EndOfMessage):
         raise Malformed("a CONNECT request must not have a body")
     return Request(method, host, port, path, _passed_on(event), connection)
@@ -98,14 +104,14 @@ def _http_target(target: str) -> tuple[str, int, str]:
 
 
 def _passed_on(request: h11.Request) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the fields for the host: without those meant for the proxy and those that Connection names."""
+    """Return the header fields for the host, without those meant for the proxy and those that Connection names."""
     named = b",".join(value for name, value in request.headers if name == b"connection").lower().split(b",")
     own = _OF_ONE_HOP.union(name.strip() for name in named) - _FRAMING
     return tuple((name, value) for name, value in request.headers.raw_items() if name.lower() not in own)
 
 
 def for_client(answer: h11.Response) -> h11.Response:
-    """Return the head of a host's response for the client; it says that the connection ends with this response."""
+    """Return the head of a host's response for the client, which announces that the connection will close."""
     hidden = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
     kept = [(name, value) for name, value in answer.headers.raw_items() if name.lower() not in hidden]
     headers = [*kept, (b"Connection", b"close")]

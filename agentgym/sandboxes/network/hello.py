@@ -12,11 +12,9 @@ MAX_GREETING = 1 << 16
 MESSAGE_HEAD = 4
 CLIENT_HELLO, SERVER_HELLO, SERVER_NAME, HOST_NAME = 1, 2, 0, 0
 ENCRYPTED_NAMES = (0xFE0D, 0xFFCE)
-"""The extensions with which a client hides the requested host: ECH, and its predecessor ESNI."""
+"""The extensions with which a client hides the requested host: ECH and its predecessor ESNI."""
 RETRY = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
-"""The value in place of the random bytes in a HelloRetryRequest, which requests a second ClientHello (RFC 8446,
-4.1.3).
-"""
+"""The random bytes by which a HelloRetryRequest is recognized; it requests a second ClientHello (RFC 8446, 4.1.3)."""
 RANDOM = slice(MESSAGE_HEAD + 2, MESSAGE_HEAD + 2 + 32)
 
 
@@ -36,7 +34,7 @@ class _Reader:
         return int.from_bytes(self.take(size), "big")
 
     def block(self, size: int) -> bytes:
-        """Return bytes that follow their own length, which has `size` bytes."""
+        """Return the bytes after a length field of `size` bytes, as many as that field says."""
         return self.take(self.number(size))
 
     def end(self) -> None:
@@ -90,11 +88,11 @@ def _names(content: bytes) -> list[bytes]:
 
 
 class Tunnel:
-    """Carries a tunnel both ways; every TLS ClientHello in it must request the tunnel's host.
+    """Forwards a tunnel in both directions; every TLS ClientHello in it must request the tunnel's host.
 
     Many hosts share addresses, and the name in the ClientHello decides which of them responds. A host may request a
-    second
-    ClientHello (HelloRetryRequest), so the client's next handshake message waits until it is known whether it did.
+    second ClientHello (HelloRetryRequest), so the client's next handshake message is delayed until it is known whether
+    the host did.
     """
 
     def __init__(self, client: Stream, host: Stream, request: Request, *, only_tls: bool) -> None:
@@ -135,7 +133,10 @@ class Tunnel:
         await pump(self._host, self._client, received)
 
     def _look(self, said: bytes) -> int:
-        """Return how many bytes may be passed on; the first record except alerts shows what the host requests."""
+        """Return how many bytes may be forwarded.
+
+        The first record, except for alerts, shows whether the host requests a second ClientHello.
+        """
         at = 0
         while said[at : at + 1] == bytes([ALERT]):
             end = at + RECORD_HEAD + int.from_bytes(said[at + 3 : at + 5], "big")
@@ -155,7 +156,7 @@ class Tunnel:
         return len(said)
 
     async def _go_on(self, sent: Count) -> None:
-        """Forward the client's records until no further ClientHello can follow that the host would accept."""
+        """Forward the client's records until the host would accept no further ClientHello."""
         quiet = True
         while head := await self._client.reader.read(1):
             if head[0] == HANDSHAKE:
@@ -174,7 +175,7 @@ class Tunnel:
                 return
 
     async def _greet(self, start: bytes, sent: Count) -> None:
-        """Pass on one ClientHello, in as many records as it has, if its name is the tunnel's host."""
+        """Forward one ClientHello, which may span several records, if its name is the tunnel's host."""
         raw = message = b""
         while True:
             record = await self._record(start)
@@ -194,7 +195,7 @@ class Tunnel:
         self._say(raw, sent)
 
     async def _record(self, start: bytes) -> bytes:
-        """Read one record from the client, whose first bytes are `start`."""
+        """Read one record from the client; its first bytes, `start`, have already been read."""
         try:
             head = start + await self._client.reader.readexactly(RECORD_HEAD - len(start))
             size = int.from_bytes(head[3:5], "big")

@@ -28,7 +28,7 @@ REASONS = {400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 429: "T
 
 
 class Refusal(Exception):
-    """The end of a request that the proxy answers itself, with the outcome, the response's status, and the reason."""
+    """Ends a request that the proxy answers itself, with the outcome, the response's status, and the reason."""
 
     def __init__(self, outcome: RequestOutcome, status: int, why: str) -> None:
         super().__init__(why)
@@ -37,7 +37,7 @@ class Refusal(Exception):
 
 @dataclass(slots=True)
 class Record:
-    """A request while it is running."""
+    """The log entry of a request, updated while the request is running."""
 
     at: float = field(default_factory=time.time)
     method: str = ""
@@ -75,7 +75,7 @@ class Proxy:
 
     async def _serve(self, connection: socket.socket) -> None:
         client = await Stream.over(connection, MAX_HEAD)
-        connection.close()  # Its duplicate is enough.
+        connection.close()  # The stream has a duplicate of it.
         record = Record()
         try:
             await self._answer(client, record)
@@ -84,7 +84,7 @@ class Proxy:
             client.writer.write(_refused(refusal.status, str(refusal)))
             await client.finish(LINGER_S)
         except OSError as error:
-            if record.outcome != "allowed":  # If allowed, one end closed it while it was being carried.
+            if record.outcome != "allowed":  # Otherwise, one end closed it while it was being forwarded.
                 record.why = f"the connection ended: {error}"
         finally:
             client.close()
@@ -124,7 +124,7 @@ class Proxy:
             await asyncio.gather(work, return_exceptions=True)
 
     async def _connect(self, host: str, port: int) -> socket.socket:
-        """Return a connection to the host at an allowed address; the name is not looked up a second time."""
+        """Connect to the host at an allowed address; the name is not looked up a second time."""
         error: OSError | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -257,7 +257,7 @@ async def _look_up(host: str, port: int) -> list[Address]:
 async def _pass_on(
     source: Stream, reading: h11.Connection, target: Stream, writing: h11.Connection, count: Count
 ) -> None:
-    """Rewrite the rest of one message for the target: no trailers, no interim responses, nothing after its end."""
+    """Forward the rest of one message, rewritten without trailers, interim responses or anything after its end."""
     event: object = None
     try:
         while not isinstance(event, h11.EndOfMessage):

@@ -1,4 +1,4 @@
-"""The rules of what code in a sandbox may reach: allowed hosts and ports, and addresses that no name may resolve to."""
+"""The network rules of a sandbox: allowed hosts and ports, and addresses that no name may resolve to."""
 
 import ipaddress
 import re
@@ -30,12 +30,15 @@ _NOT_PUBLIC = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the list: a name, `*.` and a name, or an address; and the ports that may be reached there."""
+    """One entry of an `Allow` list: a name, `*.` and a name, or an address, with the ports that may be reached."""
 
     host: str
     ports: tuple[int, ...]
     tunnels: tuple[int, ...]
-    """The ports to which a tunnel may lead; not 80, where a tunnel could request any host at that address."""
+    """The ports to which a tunnel may lead.
+
+    By default, 80 is not one of them, because a tunnel to it could request any host at that address.
+    """
 
     def covers(self, host: str, port: int, *, tunnel: bool = False) -> bool:
         """Return whether the entry covers this host and port; `*.a.org` covers all names below a.org, not a.org."""
@@ -46,10 +49,10 @@ class Entry:
 
 @dataclass(frozen=True, init=False)
 class Allow:
-    """The only hosts that code in a sandbox may reach, through the logging proxy: `Allow("pypi.org")`.
+    """The only hosts that code in a sandbox may reach, such as `Allow("pypi.org")`.
 
-    https and other tunnels lead to port 443, or to the port given for the host. A name that resolves to a private,
-    local or metadata address is refused, unless that address is listed, too.
+    Requests go through a proxy that logs them. https and other tunnels lead to port 443, or to the port given for the
+    host. A name that resolves to a private, local or metadata address is refused, unless that address is listed, too.
 
     Args:
         *hosts: The hosts, each a name, `*.` and a name for all names below it, or an address. `:port` after a host
@@ -113,7 +116,7 @@ def parse_authority(text: str, default_port: int | None = None) -> tuple[str, in
     """
     host, colon, port = _split(text)
     if not colon and default_port is None:
-        raise ValueError("no port")
+        raise ValueError("the port is missing")
     return parse_host(host), parse_port(port) if colon else default_port or 0
 
 
@@ -142,8 +145,8 @@ def parse_host(text: str) -> str:
     """Return a host in its canonical form: lower case, no final dot, an address in its usual notation.
 
     Raises:
-        ValueError: If it is not a name, such as an address in hexadecimal, which a resolver could take for another
-            host.
+        ValueError: If the text is not a host, or is an address in an unusual notation, such as hexadecimal, which a
+            resolver could take for another host.
     """
     address = parse_address(text)
     if address is not None:
@@ -158,7 +161,7 @@ def parse_host(text: str) -> str:
 
 
 def parse_address(text: str) -> Address | None:
-    """Return the parsed address, or None if the text is not an address; IPv6 with a zone does not count as one."""
+    """Return the parsed address, or None if the text is not an address or is an IPv6 address with a zone."""
     try:
         return None if "%" in text else ipaddress.ip_address(text)
     except ValueError:
@@ -166,9 +169,9 @@ def parse_address(text: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """Return whether it is an internet address: not private, local, shared, multicast, reserved or a cloud's own.
+    """Return whether this is an internet address: not private, local, shared, multicast, reserved or a cloud's own.
 
-    An IPv6 address that carries an IPv4 address does not count as one, because the gateway decides where it leads.
+    An IPv6 address that carries an IPv4 address is not public either, because the gateway decides where it leads.
     """
     if isinstance(address, ipaddress.IPv6Address) and address not in _GLOBAL_IPV6:
         return False
@@ -178,7 +181,7 @@ def is_public(address: Address) -> bool:
 
 
 class Rule:
-    """The proxy's queries to an `Allow` list."""
+    """Checks the proxy's requests against an `Allow` list."""
 
     def __init__(self, allow: Allow) -> None:
         self.allow = allow
@@ -197,5 +200,5 @@ class Rule:
         return f"{host}:{port} is not allowed; allowed: {self.allow}"
 
     def may_connect(self, address: Address, port: int) -> bool:
-        """Return whether a listed host may be reached at this address, to which its name resolves."""
+        """Return whether a listed host may be reached at this address, given that the host's name resolves to it."""
         return is_public(address) or self.lists(str(address), port)

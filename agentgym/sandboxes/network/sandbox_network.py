@@ -28,25 +28,25 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 
 class Beside(Protocol):
-    """The services of a sandbox."""
+    """The services next to a sandbox."""
 
     @property
     def each(self) -> Mapping[str, SandboxService]: ...
 
     async def remove(self) -> None:
-        """Remove all their containers."""
+        """Remove the containers of all services."""
         ...
 
     async def start(self) -> None:
-        """Start each from its image and wait until it is ready."""
+        """Start each service from its image and wait until it is ready."""
         ...
 
 
 class SandboxNetwork:
-    """A client's access to a sandbox's network; without sockets, there is none.
+    """A client's access to a sandbox's network.
 
-    `sockets` are those that the sandbox's server created; if `allow` is given, the proxy's listener comes first. This
-    object owns them.
+    `sockets` are the ones that the sandbox's server created, with the proxy's listener first if `allow` is given. This
+    object owns them. Without sockets, the sandbox has no network.
     """
 
     def __init__(self, sockets: Sequence[socket.socket] = (), allow: Allow | None = None) -> None:
@@ -58,14 +58,15 @@ class SandboxNetwork:
         self._episode = 0
         self.beside: Beside | None = None
         self.late = 0
-        """Number of connections to the proxy that were opened while their episode was ending, and dropped."""
+        """Number of connections to the proxy that were dropped because their episode was ending."""
         if self._stock is not None:
             BACKGROUND.hold()
 
     async def begin(self) -> None:
-        """Start an episode with new services and an empty log, once no process of the last one is left in the sandbox.
+        """Start an episode with new services and an empty log.
 
-        Data that was sent to the proxy while the last episode was ending is dropped and counted.
+        No process of the last episode may be left in the sandbox. Connections that were made to the proxy while the
+        last episode was ending are dropped and counted.
         """
         if self.beside is not None:
             await self.beside.remove()
@@ -127,10 +128,10 @@ class SandboxNetwork:
                 await BACKGROUND.complete(forward.stop())
 
     async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
-        """Wait until something in the sandbox listens on the port, and answers the URL with a status below 400.
+        """Wait until something in the sandbox listens on the port and answers the URL, if any, with a status below 400.
 
         Raises:
-            TimeoutError: If nothing does in time.
+            TimeoutError: If that takes longer than `timeout_s`.
         """
         await BACKGROUND.run(self._usable("port").wait_for(port, timeout_s, url))
 
@@ -204,7 +205,7 @@ async def release(network: SandboxNetwork, end: Callable[[], Awaitable[None]]) -
 
 
 async def receive(connection: socket.socket, count: int, timeout_s: float) -> list[socket.socket]:
-    """Return the sockets that a sandbox's server sends before its first frame.
+    """Return the sockets that a sandbox's server sends before its first message.
 
     Only the one byte that comes with them is read from the connection.
 

@@ -1,4 +1,4 @@
-"""Containers that share a sandbox's loopback: created with it, new in every episode, removed with it."""
+"""Containers that share a sandbox's loopback: created with it, new in every episode, and removed with it."""
 
 import asyncio
 import logging
@@ -37,37 +37,40 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}", re.ASCII)
 
 @config(frozen=True, kw_only=True)
 class Service:
-    """A container next to a sandbox: an application or database that the sandbox's code reaches by the service's name.
+    """A container next to a sandbox, with an application or database that the sandbox's code reaches by its name.
 
-    The names of all services resolve to the one loopback that they share with the sandbox: two services can't listen on
-    the same port, and nothing leads out of it. A service's root is read-only. It writes to the folders in `writable`,
-    which are in memory; root in the container can also write to its /dev, 64 MB that are new in each episode.
+    The names of all services resolve to one loopback, which they share with the sandbox. So two services can't listen
+    on the same port, and a service can reach no other network.
+
+    A service's root folder is read-only. It can write to the folders in `writable`, which are in memory. Root in the
+    container can also write to its /dev, which has 64 MB and is new in each episode.
     """
 
     image: Word
     """The image that the container runs."""
     command: Sequence[Text] = ()
-    """The arguments after the image's entrypoint; if empty, the image's own are used."""
+    """The arguments after the image's entrypoint; if empty, the image's own arguments are used."""
     entrypoint: Sequence[Text] | None = None
-    """The program in place of the image's entrypoint; None uses the image's own."""
+    """The program to run in place of the image's entrypoint; None uses the image's own."""
     env: Mapping[Name, Text] = field(default_factory=dict)
     """Environment variables, in addition to the image's."""
     ready: Port | Name | None = None
-    """When the service is ready: the port that it then listens on, or the URL that then responds with a status below
-    400.
+    """A port that the ready service listens on, or a URL that it answers with a status below 400.
+
+    None means that the service counts as ready once it has started.
     """
     ready_s: Above0 = 30.0
     """Seconds within which the service must become ready."""
     user: Word | None = None
-    """The user in the container; None uses the image's. No user has any capability, not even root."""
+    """The user in the container; None uses the image's. No user, not even root, has any capability."""
     writable: Sequence[Name] = ("/tmp", "/run")
-    """Absolute paths of the folders, in memory, to which the service can write."""
+    """Absolute paths of in-memory folders to which the service can write."""
     memory_mb: Positive = 512
-    """Memory of the container in MB, including its files in memory."""
+    """Memory limit of the container in MB, including its files in memory."""
     disk_mb: Positive = 128
     """Size in MB of each folder in `writable`, and of /dev/shm."""
     cpus: Above0 = 1.0
-    """Processor time of the container, in CPUs."""
+    """Number of CPUs that the container may use."""
     pids: Positive = 256
     """Maximum number of processes in the container."""
 
@@ -83,7 +86,7 @@ class Service:
 
     @property
     def ready_port(self) -> int | None:
-        """The port that must be listened on, or None if the service counts as ready once started."""
+        """The port that the ready service listens on, or None if it counts as ready once it has started."""
         return (urlsplit(self.ready).port or 80) if isinstance(self.ready, str) else self.ready
 
 
@@ -108,7 +111,7 @@ def check_services(services: Mapping[str, Service]) -> None:
             raise ValueError(f"services: {name!r} is the name of the sandbox itself; give the service another name")
         if not _NAME.fullmatch(name):
             raise ValueError(
-                f"services: {name!r} is not a valid name; use lowercase letters, digits and '-', a letter first"
+                f"services: {name!r} is not a valid name; use lowercase letters, digits and '-', starting with a letter"
             )
         host = urlsplit(service.ready).hostname if isinstance(service.ready, str) else None
         if host is not None and host not in (*services, "localhost", "127.0.0.1"):
@@ -125,7 +128,8 @@ def check_images(client: "docker.APIClient", services: Mapping[str, Service]) ->
             client.inspect_image(service.image)  # type: ignore[no-untyped-call]
         except ImageNotFound as error:
             raise SandboxError(
-                f"services: the Docker engine has no image {service.image!r} for {name!r}: docker pull {service.image}"
+                f"services: the Docker engine has no image {service.image!r} for {name!r}; "
+                f"run `docker pull {service.image}`"
             ) from error
 
 
@@ -136,7 +140,7 @@ class ServiceEngine(Protocol):
     def client(self) -> "docker.APIClient": ...
 
     def labels(self) -> dict[str, str]:
-        """Return the labels by which containers are found and removed."""
+        """Return the labels of the client's containers, by which they are found and removed."""
         ...
 
     def claim(self, name: str) -> None:
@@ -145,7 +149,7 @@ class ServiceEngine(Protocol):
 
     @property
     def heard(self) -> dict[str, Callable[[int], Awaitable[None]]]:
-        """By container id: the function that is called with the exit code when the container ends."""
+        """Callbacks for when a container ends, keyed by its id; each gets the exit code."""
         ...
 
     async def do(self, operation: Callable[..., Any], *args: Any) -> Any:
@@ -176,25 +180,27 @@ class Services:
         """Start each service from its image and wait until it is ready.
 
         Raises:
-            SandboxError: If one does not become ready; the text has its last output.
+            SandboxError: If a service does not become ready; the message contains its last output.
         """
         await _all(each.start() for each in self.each.values())
         await _all(each.wait_until_ready(self._network) for each in self.each.values())
 
     async def remove(self) -> None:
-        """Remove all containers; services that had already ended are counted and named."""
+        """Remove all containers; services that had already ended are counted and logged."""
         await _all(each.remove() for each in self.each.values())
 
     def _lose(self, end: "ServiceEnd") -> None:
-        """Count a service that ended; if the episode is still running, its sandbox ends, too."""
+        """Count and log a service that ended; if the episode is still running, end its sandbox, too."""
         self.lost += 1
         if end.in_the_episode and self.cut is not None:
             self.cut(end.how, by_its_code=end.by_code)
-        _log.warning("%s, number %d in this sandbox; its last output: %s", end.how, self.lost, end.last_words)
+        _log.warning(
+            "%s (%d such ends in this sandbox so far); its last output: %s", end.how, self.lost, end.last_words
+        )
 
 
 async def _all(works: Any) -> None:
-    """Await all to their end, then raise the first error."""
+    """Wait until all have finished, then raise the first error."""
     for result in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
@@ -202,17 +208,18 @@ async def _all(works: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServiceEnd:
-    """How a service ended that should still be running."""
+    """How a service ended that was expected to keep running."""
 
     how: str
     last_words: str
     by_code: bool
-    """Whether it ended by itself or because it ran out of memory, and so because of data that the sandbox's code sent
-    it.
-    Nothing inside a container can send SIGKILL to its first process.
+    """Whether the sandbox's code caused the end, by data that it sent to the service.
+
+    This is assumed if the service ended by itself or ran out of memory, because nothing inside a container can send
+    SIGKILL to its first process.
     """
     in_the_episode: bool
-    """Whether the episode was still running, or the end was noticed only when the episode ended."""
+    """Whether the episode was still running when the end was noticed; otherwise the episode's end revealed it."""
 
 
 class RunningService:
@@ -225,7 +232,7 @@ class RunningService:
         self._container = f"{sandbox}-{name}"
         self._id = ""
         self._in_use = False
-        """Whether it was ready and has not ended since."""
+        """Whether the service was ready and has not ended since."""
 
     async def start(self) -> None:
         """Create and start the container."""
@@ -246,7 +253,7 @@ class RunningService:
         await self._engine.remove(self._container)
 
     async def _ended(self, code: int, *, in_the_episode: bool = True) -> None:
-        """Report the end of the service; a service without `ready` may end with exit code 0."""
+        """Report the end of the service, unless it has no `ready` and ended with exit code 0."""
         if not self._in_use or not (code or self._service.ready is not None):
             return
         self._in_use = False
@@ -271,7 +278,7 @@ class RunningService:
         """Return when the service is ready.
 
         Raises:
-            SandboxError: If it ends first or takes too long; the text has its last output.
+            SandboxError: If the service ends first or takes too long; the message contains its last output.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._service.ready_s
@@ -303,7 +310,10 @@ class RunningService:
         return f"the service {self._name!r} {how.strip()}; its last output: {await self._last_words()}"
 
     async def _last_words(self) -> str:
-        """Return the end of its output as one line for a log; it may contain data from the sandbox's code."""
+        """Return the end of the service's output as one line for a log.
+
+        The output may contain data from the sandbox's code.
+        """
         return one_line((await self.logs(lines=SAID_LINES)).strip()) or "none"
 
     def _create(self) -> str:

@@ -1,4 +1,4 @@
-"""Unconnected sockets of a sandbox's network, created by its server; each can connect there again and again."""
+"""Sockets of a sandbox's network, created by its server, with which the host connects to ports in the sandbox."""
 
 import asyncio
 import ctypes
@@ -19,9 +19,9 @@ _NOWHERE = ctypes.create_string_buffer(struct.pack("=H14x", socket.AF_UNSPEC))
 
 
 class Stock:
-    """Connects to 127.0.0.1 inside the sandbox, with one connection per socket at a time; further ones wait.
+    """Connects to 127.0.0.1 inside the sandbox, with one connection per socket at a time; further connections wait.
 
-    All of it runs in one event loop.
+    A socket can be connected again and again. Everything runs in one event loop.
     """
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
@@ -49,7 +49,10 @@ class Stock:
             self._free.put_nowait(one)
 
     async def answers(self, port: int, url: SplitResult | None) -> bool:
-        """Return whether something accepts connections on the port and answers the URL with a status below 400."""
+        """Return whether something accepts connections on the port and answers the URL, if any.
+
+        The URL must get a status below 400.
+        """
         try:
             async with self.connected(port) as connection:
                 return url is None or await _status(connection, url) < 400
@@ -57,10 +60,10 @@ class Stock:
             return False
 
     async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
-        """Return when something listens on the port and answers the URL.
+        """Return when something listens on the port and answers the URL, if any.
 
         Raises:
-            TimeoutError: If nothing does in time.
+            TimeoutError: If that takes longer than `timeout_s`.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -88,7 +91,7 @@ async def _status(connection: socket.socket, url: SplitResult) -> int:
 
 
 def disconnect(connection: socket.socket) -> None:
-    """Dissolve a TCP socket's connection so that it can connect again; unread and unsent data is lost."""
+    """Dissolve a TCP socket's connection so that it can connect again; unread and unsent data is discarded."""
     if _libc.connect(connection.fileno(), _NOWHERE, len(_NOWHERE.raw)) != 0:
         number = ctypes.get_errno()
         if number != errno.ENOTCONN:

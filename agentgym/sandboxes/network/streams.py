@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 PIECE = 64 << 10
 Count: TypeAlias = Callable[[int], None]
-"""Called with the number of bytes that are about to be carried; if it raises, the connection ends."""
+"""Called with the number of bytes that are about to be forwarded; if it raises, the connection ends."""
 
 
 class Stream:
@@ -57,7 +57,7 @@ async def both_ways(one: Stream, other: Stream, sent: Count, received: Count) ->
 
 
 async def first_error(*works: Coroutine[Any, Any, None]) -> None:
-    """Await all; if one raises or this task is cancelled, the others are cancelled and awaited, too."""
+    """Await all coroutines; if one raises, or this task is cancelled, cancel and await the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -13,7 +13,7 @@ from agentgym.sandboxes.protocol.content import WrongContent
 SandboxMemory: TypeAlias = Annotated[int, Field(ge=32)]
 """Memory of a sandbox in MB; the minimum is enough to start Python."""
 MAX_OUTPUT = 16 << 20
-"""Maximum bytes of output that a call can ask for."""
+"""Maximum bytes of output that a call can request."""
 MAX_SECONDS = 7 * 24 * 3600
 """Maximum time limit of a call in seconds: one week."""
 MAX_PATH = 4096
@@ -66,7 +66,7 @@ def check_patience(timeout_s: object) -> None:
 def shown(value: object) -> str:
     """Return an argument's repr, cut to 80 characters.
 
-    Python refuses to print an int of over 4300 digits; a short description replaces it.
+    An int of over 4300 digits, which Python refuses to print, is described instead.
     """
     try:
         return f"{value!r:.80}"
@@ -95,7 +95,7 @@ def check_size(size: object) -> None:
 
 
 def check_limit(name: str, value: object, least: int = 0, most: int | None = None) -> None:
-    """Raise ValueError unless the value is an int from `least` to `most`; None means no upper bound."""
+    """Raise ValueError unless the value is an int from `least` to `most`; `most=None` means no upper bound."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name}: must be a whole number of bytes {bounds}, got {value!r:.80}")

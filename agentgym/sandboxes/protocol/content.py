@@ -39,7 +39,7 @@ class NoPermission(UnusablePath, PermissionError):
 
 
 class NotAFolder(UnusablePath, NotADirectoryError):
-    """The path uses something as a folder that is not one."""
+    """The path goes through something that is not a folder, or the call needs a folder."""
 
 
 class IsAFolder(UnusablePath, IsADirectoryError):
@@ -61,7 +61,7 @@ def of_number(number: int, path: str | None = None, text: str | None = None) -> 
     Args:
         number: The errno.
         path: The path that the error names; None for no path.
-        text: The error's message; None for the kernel's own message.
+        text: The error's message; None for the kernel's message.
     """
     said: list[Any] = [number, os.strerror(number) if text is None else text]
     return KINDS.get(number, UnusablePath)(*said, *([] if path is None else [path]))

@@ -13,7 +13,7 @@ class Lifetime:
 
     Args:
         what: The object's name in error messages, such as "the pool".
-        within: The lifetime that this one ends with; None for none.
+        within: The enclosing lifetime, whose end also ends this one; None for none.
 
     Raises:
         ClosedError: If `within` is already over.
@@ -35,7 +35,7 @@ class Lifetime:
         return self._ended is not None
 
     def check(self) -> None:
-        """Raise ClosedError, which says when and why it was closed, if the lifetime is over."""
+        """Raise ClosedError if the lifetime is over; the message says when and why it ended."""
         if self.is_over:
             raise self.error()
 
@@ -52,7 +52,7 @@ class Lifetime:
         return Call(self)
 
     def end(self, why: str) -> None:
-        """End the lifetime, and that of everything opened within it; ending it again has no effect.
+        """End the lifetime, and those of everything opened within it; ending it again has no effect.
 
         Args:
             why: The reason for the ClosedError of later uses, such as "its lease ended".
@@ -77,7 +77,7 @@ class Lifetime:
 
 
 class Call:
-    """A waiting call in the task that makes it; the end of its lifetime interrupts it."""
+    """A waiting call in the task that makes it, which is interrupted when its lifetime ends."""
 
     __slots__ = ("_cancelling", "_interrupted", "_lifetime", "_task")
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 RequestOutcome: TypeAlias = Literal["allowed", "refused", "malformed", "failed", "cut"]
-"""The outcome of a request at a sandbox's proxy; "cut" means it was allowed, then ended by a limit."""
+"""The outcome of a request at a sandbox's proxy; "cut" means that it was allowed, but then ended by a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkRequest:
-    """One request from code in a sandbox to the proxy; one in progress shows its state so far."""
+    """One request from code in a sandbox to the proxy, with its state so far if it is still in progress."""
 
     at: float
     """The time of the connection, in seconds since 1970."""

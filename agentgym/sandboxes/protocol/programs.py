@@ -6,7 +6,7 @@ from signal import SIGKILL
 from typing import Literal, Protocol, TypeAlias
 
 OUTPUT_LIMIT = 64 << 10
-"""Default number of bytes of each output stream that a result keeps."""
+"""Default maximum bytes of each output stream in a result."""
 Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol", "sandbox_killed"]
 
 
@@ -14,7 +14,7 @@ Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_l
 class ExecResult:
     """The result of a program in a sandbox.
 
-    A program that fails still returns a result; a lost sandbox raises SandboxError.
+    A program that fails still returns a result; only a lost sandbox raises SandboxError.
     """
 
     status: Status
@@ -23,9 +23,9 @@ class ExecResult:
     stdout: str
     stderr: str
     truncated: bool = False
-    """Whether the output was cut in the middle; its head and tail are kept."""
+    """Whether the output was cut in the middle, so that only its head and tail are left."""
     state_lost: bool = False
-    """Whether the sandbox's Python namespace, or the shell, was lost and started anew."""
+    """Whether the sandbox's Python namespace, or the shell, was lost and replaced with a new one."""
     seconds: float = 0.0
     raw: tuple[bytes, bytes] | None = field(default=None, repr=False)
     """The raw bytes of stdout and stderr if they are not both UTF-8; None if the texts are exact."""
@@ -69,7 +69,10 @@ class Verdict:
     cases: Mapping[str, str | None]
     """Maps each case's name to None if it passed, or to the reason for its failure."""
     output: str
-    """Output of the cases, one after another: the beginning of each, 1 MiB in all, and how much was cut."""
+    """Output of the cases, one after another, at most 1 MiB in all.
+
+    Only the beginning of each case's output is included, with a note of how much was cut.
+    """
     result: ExecResult
     """The result of the program that ran the cases."""
 
@@ -135,7 +138,7 @@ class SandboxProcess(Protocol):
 
     @property
     def stderr(self) -> SandboxStream:
-        """The program's standard error, which must be read too."""
+        """The program's standard error, which must be read, too, so that the program doesn't block."""
         ...
 
     @property
@@ -157,7 +160,7 @@ class SandboxProcess(Protocol):
         ...
 
     async def close_stdin(self) -> None:
-        """Close the program's standard input after everything that was written."""
+        """Close the program's standard input after everything that was written to it."""
         ...
 
     async def wait(self, *, timeout_s: float | None = None) -> int:
@@ -181,18 +184,19 @@ class SandboxProcess(Protocol):
 
 
 class SandboxShell(Protocol):
-    """A shell that keeps its state from run to run."""
+    """A shell that preserves its state between runs."""
 
     async def run(self, command: str, *, timeout_s: float = 10.0, output_limit: int = OUTPUT_LIMIT) -> ExecResult:
-        """Run a command in the shell, which reads it as a file; jobs left in the background keep running.
+        """Run a command in the shell, which reads it like a script; jobs left in the background keep running.
 
-        At the time limit the command is interrupted, as by Ctrl-C, and the state is kept. If the interrupt doesn't
-        end the command, or if the shell ends, the result has `state_lost` set and the next run gets a new shell. The
-        shell itself reports the results, and earlier runs can have tampered with it: don't base a reward on them.
+        At the time limit, the command is interrupted, as by Ctrl-C, and the shell's state is preserved. If the
+        interrupt doesn't end the command, or if the shell ends, the result has `state_lost` set and the next run gets a
+        new shell. The shell itself reports the results, and earlier runs can have tampered with it: don't base a reward
+        on them.
 
         Args:
             command: The command, in the shell's language.
             timeout_s: Time limit in seconds.
-            output_limit: Number of bytes of each output stream to keep, from 2 bytes to 16 MiB.
+            output_limit: Maximum bytes to return of each output stream, from 2 bytes to 16 MiB.
         """
         ...

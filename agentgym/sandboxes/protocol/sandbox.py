@@ -28,11 +28,11 @@ from agentgym.sandboxes.protocol.network import LocalAddress, NetworkRequest, Sa
 from agentgym.sandboxes.protocol.programs import OUTPUT_LIMIT, ExecResult, SandboxProcess, SandboxShell, Verdict
 
 FILE_LIMIT = 64 << 20
-"""Default maximum bytes that `get` and `archive` take out of a sandbox."""
+"""Default maximum bytes that `get` and `archive` copy out of a sandbox."""
 HostFunction: TypeAlias = Callable[..., object | Awaitable[object]]
 """A function on the host that code in the sandbox may call; it takes and returns plain JSON."""
 Expected: TypeAlias = object | Callable[[Any], bool]
-"""The right value of a hidden case, or a function on the host that returns whether a value is right."""
+"""The expected value of a hidden case, or a function on the host that returns whether a value is right."""
 Progress: TypeAlias = Callable[[int], object]
 """Called with the number of bytes copied so far."""
 
@@ -50,12 +50,12 @@ class HiddenTests:
 class Sandbox(ABC):
     """One leased sandbox: files, a shell and a stateful Python session, all under limits.
 
-    A program that fails returns a result; a sandbox that died raises SandboxError. If something in the sandbox
-    doesn't fit the call, such as a missing file, the call raises SandboxContentError, in the kinds that each call
-    lists. Relative paths start at the sandbox's working folder, which is also where programs start.
+    A program that fails returns a result; a sandbox that died raises SandboxError. If something in the sandbox doesn't
+    fit the call, such as a missing file, the call raises a SandboxContentError; each method lists the cases. Relative
+    paths start at the sandbox's working folder, which is also where programs start.
 
-    Each public method checks its arguments, and that the sandbox may still be used, before it contacts the sandbox:
-    `exec` then calls `_exec` with the arguments. Each kind of sandbox implements the methods that are abstract here.
+    Each public method checks its arguments, and that the sandbox may still be used, before it contacts the sandbox. For
+    example, `exec` then calls `_exec` with the arguments. Each kind of sandbox implements the abstract methods.
     """
 
     lifetime: Lifetime
@@ -74,7 +74,7 @@ class Sandbox(ABC):
     @property
     @abstractmethod
     def digest(self) -> str:
-        """The image digest that the sandbox was made from, or the kind of the sandbox."""
+        """Digest of the image that the sandbox was created from, or the kind of a sandbox without an image."""
 
     async def exec(
         self,
@@ -91,11 +91,11 @@ class Sandbox(ABC):
         Args:
             command: A shell command, or a list of a program and its arguments.
             timeout_s: Time limit in seconds; a program that exceeds it has the status "timeout".
-            cwd: The folder it starts in; None for the working folder.
-            env: Variables in addition to the sandbox's own environment.
-            stdin: Its standard input; None for an empty one.
-            output_limit: Number of bytes of each output stream to keep, from 2 bytes to 16 MiB. A longer stream
-                keeps its first and last bytes.
+            cwd: The folder that the program starts in; None for the working folder.
+            env: Environment variables in addition to the sandbox's.
+            stdin: The program's standard input; None for an empty one.
+            output_limit: Maximum bytes to return of each output stream, from 2 bytes to 16 MiB. Of a longer stream, the
+                first and last bytes are returned.
 
         Returns:
             The program's result. The exit code is 126 if the command cannot start, and 127 if it doesn't exist.
@@ -126,9 +126,9 @@ class Sandbox(ABC):
 
         Args:
             command: A shell command, or a list of a program and its arguments.
-            cwd: The folder it starts in; None for the working folder.
-            env: Variables in addition to the sandbox's own environment.
-            timeout_s: Time limit in seconds for its start, and for its end.
+            cwd: The folder that the program starts in; None for the working folder.
+            env: Environment variables in addition to the sandbox's.
+            timeout_s: Time limit in seconds for starting the program, and for ending it.
 
         Raises:
             ValueError: If an argument is invalid, or if 64 programs and shells already run in the sandbox.
@@ -143,14 +143,14 @@ class Sandbox(ABC):
     def shell(
         self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 30.0
     ) -> AbstractAsyncContextManager[SandboxShell]:
-        """Open a shell that keeps its folder, variables and functions: `async with sandbox.shell() as shell`.
+        """Open a shell that preserves its folder, variables and functions: `async with sandbox.shell() as shell`.
 
         The shell, and everything it started, ends with the block.
 
         Args:
-            cwd: The folder it starts in; None for the working folder.
-            env: Variables in addition to the sandbox's own environment.
-            timeout_s: Time limit in seconds for its start, and for its end.
+            cwd: The folder that the shell starts in; None for the working folder.
+            env: Environment variables in addition to the sandbox's.
+            timeout_s: Time limit in seconds for starting the shell, and for ending it.
 
         Raises:
             ValueError: If an argument is invalid, or if 64 programs and shells already run in the sandbox.
@@ -183,7 +183,7 @@ class Sandbox(ABC):
             functions: Functions on the host that the code can call by name, at most 1000 times per cell.
             fresh: Whether to run in a new namespace and process that earlier code never touched, as a verifier needs.
                 The session continues afterward.
-            output_limit: Number of bytes of each output stream to keep, from 2 bytes to 16 MiB.
+            output_limit: Maximum bytes to return of each output stream, from 2 bytes to 16 MiB.
 
         Raises:
             ValueError: If an argument is invalid.
@@ -211,32 +211,33 @@ class Sandbox(ABC):
         """Run hidden tests on a copy of the working folder, in processes that the episode never touched.
 
         With `code` alone, each function whose name begins with `test` is a case and runs in a separate process. With
-        `code` and `expect`, each case is an expression, and its value is compared on the host, the only place that
-        knows the right values.
+        `code` and `expect`, each case is an expression, and its value is compared on the host, so that the sandbox
+        never gets the expected values.
 
-        With `command` alone, the tests of a plain Python command (a file, `-m unittest`, `-m pytest`) pass if they
-        ran to their end; any other command passes by its exit code. With `command` and `expect`, the command runs
-        once for each text, which it gets on stdin, and its output is compared on the host.
+        With `command` alone, the tests of a plain Python command (a file, `-m unittest`, `-m pytest`) pass if they run
+        to their end without failing; any other command passes if its exit code is 0. With `command` and `expect`, the
+        command runs once for each text in `expect`, which it gets on stdin, and its output is compared on the host.
 
-        The cases share the copy, and `timeout_s`: each may take half of the remaining time, the last one all of it.
-        Nothing is left in the sandbox. Whatever the code does, each case that has not passed gets a reason. A case
+        The cases share the copy and the time limit: each may take half of the remaining time, and the last one all of
+        it. Nothing is left in the sandbox. Whatever the code does, each case that has not passed gets a reason. A case
         that ends early, for example by `os._exit(0)`, has failed.
 
         Args:
             code: Python code with test functions, or for the expressions of `expect`.
             command: A command that runs tests, as text or as a list of words.
-            files: Hidden files by path, written anew for each case. They replace anything at their paths, or that could
-                shadow them, such as a package of the same name. In `code` and plain Python commands, tests find no
-                module, fixture or configuration of the episode next to them, and no library finds one of its modules
-                there.
-            expect: The right value, or a function on the host that judges a value, for each expression or input.
+            files: Hidden files, keyed by path, which are written anew for each case. They replace anything at their
+                paths or that could shadow them, such as a package of the same name. In `code` and plain Python
+                commands, tests find no module, fixture or configuration of the episode next to them, and no library
+                imports one of its modules from there.
+            expect: The expected value, or a function on the host that judges a value, for each expression or input.
             timeout_s: Time limit in seconds for all cases together.
 
         Returns:
             The verdict, with each case's name and the reason if it failed.
 
         Raises:
-            ValueError: If an argument makes no sense; the message names it. Raised before the sandbox is contacted.
+            ValueError: If an argument is invalid; the message names it. This is raised before the sandbox is
+                contacted.
         """
         self._begin(timeout_s)
         return await self._verify(HiddenTests(code=code, command=command, files=files, expect=expect), timeout_s)
@@ -248,13 +249,13 @@ class Sandbox(ABC):
         """Write whole files of any size, creating missing folders; links are not followed.
 
         Args:
-            files: The contents by path.
+            files: The contents, keyed by path.
             timeout_s: Time limit in seconds for all files together.
 
         Raises:
             SandboxContentError: If a path is a link or a folder, or leads out of the working folder, or if the
-                sandbox cannot write it, for example because its disk is full. It is also a ValueError, and an OSError
-                with the errno if the kernel refused the write.
+                sandbox cannot write it, for example because its disk is full. The error is also a ValueError, and an
+                OSError with the errno if the kernel refused the write.
         """
         self._begin(timeout_s)
         check_files("files", files)
@@ -274,8 +275,9 @@ class Sandbox(ABC):
 
         Raises:
             SandboxContentError: If the file is missing, too large or unreadable, if the path leads out of the working
-                folder, or if it names a link, a folder, a pipe or a device. For a missing file it is also a
-                FileNotFoundError, otherwise a ValueError; if the kernel refused, it has the errno (OSError).
+                folder, or if it names a link, a folder, a pipe or a device. For a missing file, the error is also a
+                FileNotFoundError, otherwise a ValueError. If the kernel refused the read, it is an OSError with the
+                errno.
         """
         self._begin(timeout_s)
         check_path(path)
@@ -330,13 +332,13 @@ class Sandbox(ABC):
         timeout_s: float = 30.0,
         progress: Progress | None = None,
     ) -> None:
-        """Copy a file from this machine to `target`, or a folder's content into the folder `target`, of any size.
+        """Copy a file of any size from this machine to `target`, or a folder's content into the folder `target`.
 
         Args:
             source: The file or folder on this machine.
             target: The path in the sandbox.
             timeout_s: Time limit in seconds for all files together.
-            progress: Called with the number of bytes copied so far.
+            progress: Called with the number of bytes copied so far; None for nothing.
 
         Raises:
             ValueError: If the source is or contains a link, a pipe or a device, or contains over 10,000 files.
@@ -362,14 +364,14 @@ class Sandbox(ABC):
     ) -> Sequence[str]:
         """Copy a file from the sandbox to `target`, or a folder's content into the folder `target`.
 
-        An empty folder creates an empty folder, so check what `target` is.
+        If the source is an empty folder, `target` becomes one, too, so check whether it is a file or a folder.
 
         Args:
             source: The file or folder in the sandbox.
             target: The path on this machine.
-            limit: Maximum bytes in all.
+            limit: Maximum bytes of all files together.
             timeout_s: Time limit in seconds for all files together.
-            progress: Called with the number of bytes copied so far.
+            progress: Called with the number of bytes copied so far; None for nothing.
 
         Returns:
             The paths that were left out: links, pipes and devices.
@@ -452,7 +454,7 @@ class Sandbox(ABC):
     async def fork(self, *, timeout_s: float = 30.0) -> "Branch":
         """Return a branch that continues from here, with the same names in memory and a copy of the working folder.
 
-        From then on, neither sees what the other does. A branch ends when it is closed, or when its sandbox's episode
+        From then on, neither sees the other's changes. A branch ends when it is closed, or when its sandbox's episode
         ends. Of a process with several threads, only the main thread continues in the branch. The copied folder has a
         different path, which is the branch's current folder: use relative paths.
 
@@ -473,9 +475,9 @@ class Sandbox(ABC):
 
     @abstractmethod
     def port(self, port: int, *, timeout_s: float = 10.0) -> AbstractAsyncContextManager[LocalAddress]:
-        """Lend an address on this machine that leads to 127.0.0.1:port in the sandbox, once something listens there.
+        """Open an address on this machine that leads to 127.0.0.1:port in the sandbox, once something listens there.
 
-        It carries at most 32 connections at once; further ones wait.
+        The address accepts at most 32 connections at once; further ones wait.
 
         Args:
             port: The port in the sandbox.
@@ -522,16 +524,16 @@ class Sandbox(ABC):
     async def restore(self, path: str | Path, *, timeout_s: float = 120.0) -> None:
         """Replace the working folder's content with that of a snapshot, which may come from another sandbox.
 
-        The snapshot is unpacked inside the sandbox, which follows no links.
+        The snapshot is unpacked inside the sandbox, and no links are followed.
 
         Args:
             path: The snapshot's file on this machine.
             timeout_s: Time limit in seconds.
 
         Raises:
-            ValueError: If the file is not a snapshot or is truncated, which leaves the folder unchanged. Also if an
-                entry leads out of the folder, or if the content doesn't fit or takes over `timeout_s`, which leaves
-                the folder empty, or as empty as 5 s of removing can make it.
+            ValueError: If the file is not a snapshot or is truncated, in which case the folder is unchanged. Also if an
+                entry leads out of the folder, or if the content doesn't fit or takes over `timeout_s`. In these cases,
+                the folder is emptied, as far as that is possible within 5 s.
         """
         self._begin(timeout_s)
         check_path_here("path", path)

@@ -1,4 +1,4 @@
-"""The verdicts of one rollout: each verdict of a sandbox is recorded for the code that collects them."""
+"""Collects the failed cases of a rollout: each verdict of a sandbox is recorded for the block that collects them."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -8,14 +8,15 @@ from agentgym.sandboxes.protocol.programs import Verdict, cut_middle
 
 KEPT_CASES = 100
 KEPT_NAME = 300
-"""Maximum number of failed cases stored per rollout, and of characters of a case's name: tested code can invent
-both.
+"""Maximum number of failed cases stored per rollout, and maximum characters of a case's name.
+
+Both have limits because tested code can invent cases and their names.
 """
 _noted: ContextVar[dict[str, str] | None] = ContextVar("_noted", default=None)
 
 
 class noting_failed_cases:
-    """Collect the cases that failed in the verdicts of this block, with the reasons; a later pass removes a case."""
+    """Collects the cases that failed in a block's verdicts, with the reasons; a case that passes later is removed."""
 
     __slots__ = ("_before",)
 

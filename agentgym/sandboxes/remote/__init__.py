@@ -1,1 +1,1 @@
-"""The calls of a sandbox over a wire: programs, processes, shells and files."""
+"""The calls of a sandbox over its connection: programs, processes, shells and files."""

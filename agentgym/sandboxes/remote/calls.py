@@ -1,4 +1,4 @@
-"""The basics of every sandbox call: it is sent for its session, and its answer is awaited."""
+"""The base of all sandbox calls, which sends a call for a session and awaits the answer."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,12 +15,15 @@ MAX_CODE = 1 << 20
 
 
 class Calls:
-    """One session of a sandbox. A sandbox handles one call at a time, including those of its branches; others wait."""
+    """One session of a sandbox.
+
+    A sandbox handles one call at a time, including those of its branches; other calls wait.
+    """
 
     def __init__(self, link: Link, session: int = TRUNK, lifetime: Lifetime | None = None) -> None:
         self.link = link
         self.lifetime = lifetime or Lifetime("the sandbox")
-        """The time in which calls can be made: a lease, or the life of a branch."""
+        """The period during which calls can be made: a lease, or the life of a branch."""
         self._session = session
 
     async def _call(
@@ -48,7 +51,7 @@ def left_until(deadline: float) -> float:
     """Return the seconds left until the deadline.
 
     Raises:
-        LateContent: If there are none; it is a TimeoutError.
+        LateContent: If the deadline has passed; the error is also a TimeoutError.
     """
     left = deadline - asyncio.get_running_loop().time()
     if left <= 0:
@@ -64,5 +67,5 @@ def encoded(text: str, field: str) -> bytes:
     """
     body = text.encode("utf-8", "surrogatepass")
     if len(body) > MAX_CODE:
-        raise WrongContent(f"{field}: {len(body)} bytes, but the limit is {MAX_CODE}")
+        raise WrongContent(f"{field}: the text has {len(body)} bytes, but the limit is {MAX_CODE}")
     return body

@@ -151,7 +151,7 @@ class Files(Programs):
                     while piece := given.read(PIECE):
                         await task.write(piece)
                 except BrokenPipeError:
-                    pass  # The task takes no more, and reports why.
+                    pass  # The task accepts no more input, and reports why.
                 await task.close_stdin()
                 await _check_task(task, path)
 
@@ -186,7 +186,10 @@ class Files(Programs):
 
     @contextmanager
     def _transfer(self) -> Iterator[int]:
-        """Yield a transfer's number; the sandbox is told to drop a transfer that fails without its refusal."""
+        """Yield a transfer's number.
+
+        If the transfer fails, and not because the sandbox refused it, the sandbox is told to drop it.
+        """
         number = self.link.new_number()
         try:
             yield number
@@ -201,10 +204,10 @@ class Files(Programs):
                 await self._call("write", body, left_until(deadline), files=names)
 
     async def _list(self, path: str, timeout_s: float) -> Sequence[str]:
-        """Return a folder's names; those of folders end with a slash, and names that are not UTF-8 keep their bytes.
+        """Return the names in a folder; those of folders end with a slash.
 
-        The names become paths on this machine, so a sandbox that answers with anything else, such as a path, is cut
-        off.
+        Names that are not UTF-8 keep their bytes. The names become paths on this machine, so a sandbox that answers
+        with anything else, such as a path, is cut off.
         """
         check_path(path)
         body = (await self._call("list", b"", timeout_s, path=path)).body
@@ -220,7 +223,7 @@ class Files(Programs):
 
 
 async def _check_task(task: RemoteProcess, path: str) -> None:
-    """Wait for the end of a task, and raise the error that it reports if it failed."""
+    """Wait until a task ends, and raise the error that it reports if it failed."""
     said = b"".join([piece async for piece in task.stderr])
     code = await task.wait()
     if not code:
@@ -229,6 +232,6 @@ async def _check_task(task: RemoteProcess, path: str) -> None:
         envelope = json.loads(said)
     except (ValueError, RecursionError):
         envelope = {}
-    with suppress(SandboxError, WireError):  # Code in the sandbox may have written it: no machine fault.
+    with suppress(SandboxError, WireError):  # Code in the sandbox may have written it, so the machine is not at fault.
         raise_refusal(envelope if isinstance(envelope, dict) else {}, {"path": path})
-    raise UnusablePath(errno.EINTR, f"the task was ended from inside the sandbox, with {code}", path)
+    raise UnusablePath(errno.EINTR, f"the task was ended from inside the sandbox, with exit code {code}", path)

@@ -12,7 +12,7 @@ from agentgym.errors.tracebacks import log_once
 from agentgym.sandboxes.protocol import HostFunction
 
 MAX_FILE = 16 << 20
-"""Bytes of the largest body of a frame, whether a file or an answer."""
+"""Maximum bytes of a frame's body, whether it is a file or an answer."""
 MAX_ASKS = 1000
 MAX_VALUES = 100_000
 """Maximum number of values in the arguments of one call, because decoding them blocks the event loop."""
@@ -73,7 +73,7 @@ class _Asked:
     def _refusal(self, error: BaseException) -> bytes:
         """Return the error answer that code in the sandbox reads; infrastructure errors are raised here instead.
 
-        The code gets only the text of a ToolError, because other errors' texts may hold data that must stay on the
+        The code gets only the text of a ToolError, because other errors' texts may contain data that must stay on the
         host.
         """
         if isinstance(error, ToolError):
@@ -123,7 +123,7 @@ def _question(body: bytes) -> tuple[str, list[Any], dict[str, Any]]:
     if _values(body) > MAX_VALUES and _values(_without_texts(body)) > MAX_VALUES:
         raise ToolError(f"more than {MAX_VALUES} values in the arguments of one call; pass them as one string")
     try:
-        name, args, kwargs = json.loads(body.decode())  # From bytes, it would accept other encodings, too.
+        name, args, kwargs = json.loads(body.decode())  # In bytes, it would accept other encodings, too.
     except (ValueError, TypeError, RecursionError) as error:
         raise ToolError("the call is not valid JSON") from error
     if not (isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict)):

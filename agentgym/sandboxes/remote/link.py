@@ -1,4 +1,4 @@
-"""Calls over the wire of one sandbox, one at a time, and the host functions that code in the sandbox calls."""
+"""Calls over the connection of one sandbox, one at a time, and the host functions that code in the sandbox calls."""
 
 import asyncio
 import functools
@@ -23,16 +23,19 @@ TRUNK = 0
 MAX_OPEN_ASKS = 8
 """Maximum number of host function calls that wait for their answers at once; the server has the same limit."""
 SERVER_ASKS = 2 * MAX_ASKS
-"""Host function calls after which the server ends a cell; a server that continues isn't our program."""
+"""Number of host function calls after which the server ends a cell; a server that continues isn't our program."""
 MAX_QUESTION = 1 << 20
-"""Bytes of the longest host function call; the server has the same limit."""
+"""Maximum bytes of a host function call; the server has the same limit."""
 IN_PLACE = "episodes are reset in place: kernel counters carry over, and a hidden test's programs can change its files"
 _log = logging.getLogger("agentgym.sandboxes")
 
 Carry: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 """Takes each part of a stream, and returns the bytes of the reply to it."""
 WhyItEnded: TypeAlias = Callable[[], Awaitable[str | None]]
-"""Waits for the end of a sandbox whose wire closed; returns how code in it ended it, or None if something else did."""
+"""Waits for the end of a sandbox whose connection closed, and returns how code in it ended it.
+
+The result is None if something else ended the sandbox.
+"""
 
 
 _serving: ContextVar[frozenset[int]] = ContextVar("_serving", default=frozenset())
@@ -40,7 +43,7 @@ _serving: ContextVar[frozenset[int]] = ContextVar("_serving", default=frozenset(
 
 
 class Listener(Protocol):
-    """A background program, as seen by the wire."""
+    """A background program, to which the link passes its messages."""
 
     def hear(self, frame: Frame) -> None: ...
 
@@ -48,7 +51,10 @@ class Listener(Protocol):
 
 
 class Link:
-    """The wire of one sandbox. It handles one call at a time, whichever session it is for; others wait."""
+    """The connection to one sandbox.
+
+    It handles one call at a time, whichever session the call is for; other calls wait.
+    """
 
     def __init__(self, wire: Wire, why_it_ended: WhyItEnded | None = None) -> None:
         self._wire = wire
@@ -60,12 +66,12 @@ class Link:
         self._ending: list[dict[str, object]] = []
         self._broken: str | None = None
         self.processes: dict[int, Listener] = {}
-        """The background programs, by number."""
+        """The background programs, keyed by number."""
         wire.aside, wire.lost = self._hear, self.lose_processes
         self.needs_replacement = False
         """Whether the sandbox works but should be replaced by a new one before its next lease."""
         self.created_at = self.used = self._loop.time()
-        """The times at which the wire was opened and at which the last call started or ended, on the loop's clock."""
+        """The times at which the connection was opened and the last call started or ended, on the loop's clock."""
 
     @property
     def broken(self) -> str | None:
@@ -73,7 +79,10 @@ class Link:
         return self._broken or self._wire.error
 
     def cut(self, why: str, *, by_its_code: bool = False) -> None:
-        """Close the wire at once; the sandbox then ends by itself. If `by_its_code`, calls raise SandboxKilledError."""
+        """Close the connection at once; the sandbox then ends by itself.
+
+        If `by_its_code`, calls raise SandboxKilledError.
+        """
         if by_its_code and self.broken is None:
             self._killed = why
         self._broken = self.broken or why
@@ -94,7 +103,7 @@ class Link:
         the reply; the sandbox sends the next part only after the reply.
 
         Raises:
-            SandboxError: If the sandbox gives no answer.
+            SandboxError: If the sandbox doesn't answer.
             SandboxContentError: If the sandbox refuses the call.
         """
         if id(self) in _serving.get():
@@ -139,7 +148,7 @@ class Link:
         """Send a message that has no answer, whatever call is running.
 
         Raises:
-            WireError: If the wire is closed.
+            WireError: If the connection is closed.
         """
         self._wire.send(envelope, body)
         self.used = self._loop.time()
@@ -163,7 +172,7 @@ class Link:
             listener.lose()
 
     async def lost(self, why: str = "") -> SandboxError:
-        """Return the error for a lost sandbox: SandboxKilledError if code in it ended it."""
+        """Return the error for a lost sandbox, which is a SandboxKilledError if code in the sandbox ended it."""
         if self._broken is None and self._why_it_ended is not None:
             self._wire.close()  # A sandbox that still runs ends now because of us, not its code.
             self._killed = await self._why_it_ended()
@@ -199,7 +208,7 @@ class Link:
                 end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
                 if end is not None:
                     return end
-            # Frames that were sent ahead are received without a wait, so let the loop do other work first.
+            # Frames that have already arrived are received without a wait, so let the loop do other work first.
             if waiting or self._wire.holds_frames:
                 await asyncio.sleep(0)
 
@@ -272,7 +281,7 @@ class Link:
 
 
 def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
-    """Log, once per kind of sandbox, how it is reset; what its kernel does not allow is logged as a warning."""
+    """Log, once per kind of sandbox, how it is reset, with a warning about anything that its kernel does not allow."""
     if hello.get("place") == "new":
         _tell_once(digest, "each episode has its own namespaces", logging.INFO)
     elif hello.get("why"):

@@ -16,7 +16,7 @@ from agentgym.sandboxes.remote.link import Link
 from agentgym.sandboxes.remote.wire import Frame
 
 WINDOW = 256 << 10
-"""Maximum number of bytes of a stream in transit; the server has the same limit."""
+"""Maximum number of a stream's bytes in transit; the server has the same limit."""
 PIECE = 64 << 10
 
 
@@ -48,7 +48,7 @@ class News:
 
 
 class RemoteStream:
-    """One output of a program. Implements `sandboxes.SandboxStream`."""
+    """One output stream of a program. Implements `sandboxes.SandboxStream`."""
 
     def __init__(self, process: "RemoteProcess", name: str) -> None:
         self._process, self._name = process, name
@@ -73,7 +73,7 @@ class RemoteStream:
             self._pieces.appendleft(piece[size:])
             piece = piece[:size]
         self._owed += len(piece)
-        if self._owed * 2 >= WINDOW and not self.ended:  # The sandbox may send that many again, in large steps.
+        if self._owed * 2 >= WINDOW and not self.ended:  # Let the sandbox send that many more, in large steps.
             self._held -= self._owed
             await self._process.tell("credit", of=self._name, count=self._owed)
             self._owed = 0
@@ -110,7 +110,7 @@ class RemoteProcess:
         self._room = WINDOW
         self._takes_input = True
         self.exit_code: int | None = None
-        """The program's exit code, or minus the number of the signal that killed it; None while it runs."""
+        """The program's exit code, or the negative number of the signal that killed it; None while it runs."""
         self._lost = self._gone = False
         link.processes[self.number] = self
 
@@ -139,7 +139,7 @@ class RemoteProcess:
     async def _check_input(self) -> None:
         await self.check()
         if not self._takes_input:
-            raise NoMoreInput(errno.EPIPE, "the program takes no more input")
+            raise NoMoreInput(errno.EPIPE, "the program accepts no more input")
 
     async def close_stdin(self) -> None:
         """Close the program's standard input after everything written so far; closing it twice is harmless."""
@@ -162,7 +162,10 @@ class RemoteProcess:
         return self.exit_code
 
     async def kill(self, number: int = signal.SIGKILL) -> None:
-        """Kill the program and all that it started, and wait for its end; other signals go to its process group."""
+        """Kill the program and everything that it started, and wait for its end.
+
+        Signals other than SIGKILL go to its process group.
+        """
         if self.exit_code is None:
             await self.check()
             await self.tell("signal", signal=int(signal.Signals(number)))
@@ -170,7 +173,7 @@ class RemoteProcess:
                 await self.wait()
 
     async def close(self, timeout_s: float) -> None:
-        """End the program and everything that it started; if code prevents the confirmation, the sandbox is cut off."""
+        """End the program and everything that it started; if code prevents the confirmation, cut off the sandbox."""
         self.lifetime.end("its block ended")
         try:
             if not (self._lost or self._gone):
@@ -199,9 +202,9 @@ class RemoteProcess:
         """Raise an error if the program was lost before its exit code arrived.
 
         Raises:
-            ClosedError: After the program's block or its lease.
+            ClosedError: If the program's block or its lease has ended.
             SandboxKilledError: If code in the sandbox ended the sandbox.
-            SandboxError: If the sandbox was lost otherwise.
+            SandboxError: If the sandbox was lost for another reason.
         """
         if not self._lost or self.exit_code is not None:
             return
@@ -209,7 +212,7 @@ class RemoteProcess:
         raise await self._link.lost()
 
     def hear(self, frame: Frame) -> None:
-        """Handle the sandbox's message about the program.
+        """Handle a message from the sandbox about the program.
 
         Raises:
             WireError: If the message is invalid.

@@ -35,7 +35,7 @@ class Programs(Calls):
         output_limit: int = OUTPUT_LIMIT,
         hides: bool = False,
     ) -> ExecResult:
-        """Run a cell; if it `hides`, it gets a descriptor of a folder to which only this cell can write."""
+        """Run a cell; if `hides`, the cell gets a descriptor of a folder that only this cell can write to."""
         fields = {"functions": sorted(functions), "fresh": fresh, "hides": hides}
         return await self._run("python", encoded(code, "code"), timeout_s, output_limit, functions, **fields)
 
@@ -117,7 +117,7 @@ class RemoteShell:
 
 
 def _frame(program: Program) -> tuple[bytes, dict[str, Any]]:
-    """Return a frame's body and the fields that describe it.
+    """Return a frame's body, with the program's command, variables and input, and the fields that describe the body.
 
     Raises:
         ValueError: If a program can't be given these arguments, variables or input.
@@ -131,13 +131,15 @@ def _frame(program: Program) -> tuple[bytes, dict[str, Any]]:
     if stdin is not None:
         data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
         if len(data) > MAX_FILE:
-            raise WrongContent(f"stdin: {len(data)} bytes, but the limit is {MAX_FILE}; write a file, or use start()")
+            raise WrongContent(
+                f"stdin: the input has {len(data)} bytes, but the limit is {MAX_FILE}; write a file, or use start()"
+            )
         parts.append(("stdin", data))
     if sum(len(part) for kind, part in parts if kind != "stdin") > MAX_CODE:
-        raise WrongContent(f"command: more than {MAX_CODE} bytes, including its arguments and environment")
+        raise WrongContent(f"command: it has more than {MAX_CODE} bytes, including its arguments and environment")
     sizes = [(kind, len(part)) for kind, part in parts]
     if len(sizes) > MAX_PARTS:
-        raise WrongContent(f"command: more than {MAX_PARTS} arguments and variables")
+        raise WrongContent(f"command: it has more than {MAX_PARTS} arguments and variables")
     return b"".join(part for _, part in parts), {"parts": sizes}
 
 

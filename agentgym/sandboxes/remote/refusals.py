@@ -1,4 +1,4 @@
-"""A sandbox's refusals of calls, as errors on the host."""
+"""Turns a sandbox's refusals of calls into errors on the host."""
 
 import errno
 import os
@@ -19,28 +19,27 @@ SANDBOX_LOST = "sandbox_lost"
 
 
 FULL = (errno.ENOSPC, errno.EFBIG)
-"""The kernel's error numbers for a file that does not fit into its folder or, with bubblewrap, the maximum file
-size.
-"""
+"""The kernel's error numbers for a file that does not fit into its folder, or exceeds bubblewrap's file size limit."""
 MACHINE = (errno.ENFILE, errno.EIO)
-"""The kernel's error numbers if the machine has no open files left or its disk fails; no code in a sandbox causes
-them.
+"""The kernel's error numbers if the machine has no open files left or its disk fails.
+
+No code in a sandbox can cause these errors.
 """
 
 
 def with_advice(why: str) -> str:
-    """Return why something failed in a sandbox, followed by the setting that gives it more room if that may help."""
+    """Return why something failed in a sandbox, with advice to raise `disk_mb` or `memory_mb` if that may help."""
     if NO_SPACE in why and ROOM not in why:
         return f"{why} ({ROOM})"
     return f"{why} ({MEMORY})" if OUT_OF_MEMORY.search(why) else why
 
 
 def raise_refusal(envelope: Mapping[str, Any], fields: Mapping[str, object]) -> None:
-    """Raise the error that a sandbox's answer holds, if any.
+    """Raise the error that a sandbox's answer contains, if any.
 
     Raises:
         SandboxContentError: If the sandbox refused the call.
-        ValueError: If it refused an argument.
+        ValueError: If the sandbox refused an argument.
         ClosedError: If the branch has ended.
         SandboxError: If the sandbox's machine failed.
         WireError: If the answer is invalid.

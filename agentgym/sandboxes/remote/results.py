@@ -18,7 +18,7 @@ def parse_result(frame: Frame) -> ExecResult:
     """Return the result in an answer, after checking types and sizes.
 
     Raises:
-        WireError: If the answer is invalid; the text says which part.
+        WireError: If the answer is invalid; the message names the invalid part.
     """
     said = frame.envelope
     if (wrong := _wrong(said, len(frame.body))) is not None:

@@ -1,4 +1,4 @@
-"""A sandbox over a wire, with the same calls for every kind of sandbox."""
+"""A sandbox over a connection, with the same calls for every kind of sandbox."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,7 +22,7 @@ START_S = 30.0
 
 
 class RemoteSandbox(Files, Surroundings, Branch):
-    """One session of a sandbox at the end of a wire; a fork is another session."""
+    """One session of a sandbox at the other end of a connection; a fork is another session."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class RemoteSandbox(Files, Surroundings, Branch):
         network: SandboxNetwork | None = None,
         why_it_ended: WhyItEnded | None = None,
     ) -> "RemoteSandbox":
-        """Wait for the server's first frame and return the sandbox.
+        """Wait for the server's first message and return the sandbox.
 
         Raises:
-            SandboxError: If it is not the expected frame, in which case the wire is closed.
+            SandboxError: If it is not the expected message, in which case the connection is closed.
         """
         try:
             frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
@@ -82,7 +82,7 @@ class RemoteSandbox(Files, Surroundings, Branch):
         async def run(cell: str, functions: Mapping[str, HostFunction], limit_s: float) -> ExecResult:
             try:
                 return await self._python(cell, limit_s, functions, fresh=True, hides=True)
-            except SandboxContentError as error:  # For example, the code removed its folder: a failed test, too.
+            except SandboxContentError as error:  # For example, the code removed its folder, which also fails the test.
                 why = f"the working folder cannot be copied: {error}"
                 return ExecResult(status="error", exit_code=1, stdout="", stderr=why)
 
@@ -155,7 +155,7 @@ class RemoteSandbox(Files, Surroundings, Branch):
         return self.link.broken
 
     def cut(self) -> None:
-        """Cut the wire at once, without waiting; the sandbox then ends by itself."""
+        """Cut the connection at once, without waiting; the sandbox then ends by itself."""
         self.lifetime.end("its close() was called")
         self.link.cut("it was closed")
 

@@ -1,4 +1,4 @@
-"""Frames over one stream socket: 4-byte big-endian length, a JSON envelope, and the raw body it announces."""
+"""Frames over one stream socket: 4-byte big-endian length, a JSON envelope, and the raw body that it announces."""
 
 import asyncio
 import json
@@ -14,7 +14,10 @@ from agentgym.errors import WireError
 MAX_ENVELOPE = 1 << 20
 MAX_BODY = 18 << 20
 MAX_HELD = 16
-"""Number of unreceived frames at which a wire stops reading; the other end sends only a few at once and then waits."""
+"""Number of unreceived frames at which a connection stops reading.
+
+The other end sends only a few frames at once and then waits.
+"""
 _LENGTH = struct.Struct(">I")
 _decode = json.JSONDecoder().raw_decode  # The wrappers json.dumps and json.loads take as long as the work itself.
 
@@ -96,7 +99,7 @@ class Decoder:
 
 
 def _whole(data: bytes) -> Frame | None:
-    """Return the frame if the bytes are exactly one, as is usual; None if they are fewer or more."""
+    """Return the frame if the bytes are exactly one frame, which is the usual case, or else None."""
     if len(data) < _LENGTH.size:
         return None
     start = _LENGTH.size + _LENGTH.unpack_from(data)[0]
@@ -127,7 +130,10 @@ def _body_size(envelope: dict[str, Any]) -> int:
 
 
 class Wire(asyncio.Protocol):
-    """One end of a wire: `send` never waits, `receive` returns whole frames in order, and cancelling it loses none."""
+    """One end of the connection between the host and a sandbox.
+
+    `send` never waits. `receive` returns whole frames in order, and cancelling it loses none.
+    """
 
     def __init__(self) -> None:
         self._decoder = Decoder()
@@ -135,21 +141,22 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._deadline = 0.0
-        """When the wait ends without a frame, on the loop's clock."""
+        """The time at which the wait ends without a frame, on the loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
         self._error: WireError | None = None
         self.aside: Callable[[Frame], None] | None = None
-        """Takes the frames of background programs, which may come at any time; if it raises WireError, the wire is
-        closed.
+        """Called with the frames of background programs, which may come at any time.
+
+        If it raises WireError, the connection is closed. None treats these frames like others.
         """
         self.lost: Callable[[], None] | None = None
         """Called when no more frames can come."""
 
     @classmethod
     async def over(cls, connection: socket.socket) -> "Wire":
-        """Open a wire over a connected socket; the wire then owns the socket."""
+        """Open a connection over a connected socket, which the new object then owns."""
         connection.setblocking(False)
         try:
             _, wire = await asyncio.get_running_loop().create_connection(cls, sock=connection)
@@ -160,7 +167,7 @@ class Wire(asyncio.Protocol):
 
     @property
     def error(self) -> str | None:
-        """The reason why the wire is closed, or None while it is open."""
+        """The reason why the connection is closed, or None while it is open."""
         return None if self._error is None else str(self._error)
 
     @property
@@ -172,7 +179,7 @@ class Wire(asyncio.Protocol):
         """Pass a frame to the socket.
 
         Raises:
-            WireError: If the wire is closed.
+            WireError: If the connection is closed.
             FrameTooLarge: If the frame is larger than the other end accepts.
         """
         if self._error is not None or self._transport is None:
@@ -206,7 +213,7 @@ class Wire(asyncio.Protocol):
             self._waiter = None
 
     def _wake_at(self, time: float) -> None:
-        """Set the one timer that serves all waits until it fires, because most waits end long before.
+        """Set the timer; one timer serves all waits, because most of them end long before it fires.
 
         asyncio.timeout doesn't fit: if the loop was blocked past the deadline, a frame that has arrived must win.
         """
@@ -224,13 +231,13 @@ class Wire(asyncio.Protocol):
             self._waiter.set_exception(TimeoutError("the sandbox did not answer in time"))
 
     def close(self) -> None:
-        """Cut the wire at once; the server at the other end then ends everything below it."""
+        """Cut the connection at once; the server at the other end then ends everything below it."""
         self._fail(WireError("the connection to the sandbox is closed"))
         if self._transport is None or self._transport.is_closing():
             return
         with suppress(OSError):
-            # A process that was forked from this one may still hold the socket, so closing alone wouldn't end the
-            # wire.
+            # A process that was forked from this one may still have the socket open, so closing it alone wouldn't end
+            # the connection.
             self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self._transport.abort()
 
@@ -258,7 +265,10 @@ class Wire(asyncio.Protocol):
             (self._transport.pause_reading if paused else self._transport.resume_reading)()
 
     def eof_received(self) -> None:
-        """Cut the wire: a sandbox that sends no more gives no answers either, and unsent data would wait for it."""
+        """Cut the connection.
+
+        A sandbox that sends nothing more doesn't answer either, and unsent data would wait for it.
+        """
         self._fail(WireError("the sandbox closed the connection"))
         self.close()
 

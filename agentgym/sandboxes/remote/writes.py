@@ -1,4 +1,4 @@
-"""Writes of several files: how many go in one frame, and which file a refusal is about."""
+"""Writes of several files: how many fit in one frame, and which file a refusal is about."""
 
 import json
 from collections.abc import Container, Iterator, Mapping
@@ -8,12 +8,15 @@ from agentgym.sandboxes.remote.host_functions import MAX_FILE
 
 MAX_BATCH = 200
 MAX_NAMES = 256 << 10
-"""Bytes of the paths in one frame, as JSON."""
+"""Maximum bytes of the paths in one frame, as JSON."""
 
 
 @contextmanager
 def about(*paths: str) -> Iterator[None]:
-    """Add the path to errors that a sandbox's kernel reports for a write; of several paths, the first and the last."""
+    """Add the path to errors that a sandbox's kernel reports for a write.
+
+    If there are several paths, the first and the last are added.
+    """
     try:
         yield
     except OSError as error:

@@ -290,7 +290,7 @@ def kill_service() -> None:
 
 async def test_a_missing_image_is_named_before_any_sandbox_starts() -> None:
     spec = Docker(network="loopback", services={"db": Service(image="agentgym-no-such-image")})
-    with pytest.raises(SandboxError, match=r"no image 'agentgym-no-such-image' for 'db': docker pull"):
+    with pytest.raises(SandboxError, match=r"no image 'agentgym-no-such-image' for 'db'; run `docker pull"):
         async with spec.open(1):
             pass
 

@@ -47,7 +47,8 @@ def build(
     """Build the image and return its id.
 
     Without `base` and `dockerfile`, the image is built from agentgym's own Dockerfile if its registry is reachable.
-    Otherwise, or if told so, it is built on a minimal Debian by debootstrap, which needs root and a package mirror.
+    Otherwise, or with `from_debootstrap`, it is built on a minimal Debian from debootstrap, which needs root and a
+    package mirror.
 
     Args:
         tag: The image's name; None for this version's default name.
@@ -58,7 +59,7 @@ def build(
         apt: Packages to install with apt-get.
 
     Raises:
-        SandboxError: If an argument is invalid or the build fails; it says why.
+        SandboxError: If an argument is invalid or the build fails; the message says why.
     """
     if base is not None and dockerfile is not None:
         raise SandboxError("base, dockerfile: give only one of them; the Dockerfile's FROM names the base image")
@@ -106,7 +107,10 @@ def _build_on(client: "APIClient", tag: str, arguments: dict[str, str]) -> None:
 
 
 def _debian(client: "APIClient") -> str:
-    """Return the name of a minimal Debian by debootstrap; an existing one is reused, whatever server is added later."""
+    """Return the name of an image with a minimal Debian from debootstrap, which is created if missing.
+
+    The image is reused by every version of the server.
+    """
     made_of = "\0".join([*DEBOOTSTRAP, SUITE, *LEFT_OUT])
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:12]
     base = f"{IMAGE}-base:{digest}"

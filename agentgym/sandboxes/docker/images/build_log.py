@@ -1,4 +1,4 @@
-"""The output of a build: each line is logged as it comes, and the last ones are kept for the error."""
+"""The output of a build: each line is logged as it comes, and the last lines are stored for the error message."""
 
 import logging
 from collections import deque
@@ -26,7 +26,7 @@ class BuildLog:
 
 
 def announce(text: str) -> None:
-    """Announce the start of a long, one-time build; as a warning, because users don't expect the wait."""
+    """Log a warning that a long, one-time build starts, because users don't expect the wait."""
     _log.warning("%s", text)
 
 

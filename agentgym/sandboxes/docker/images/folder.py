@@ -1,4 +1,4 @@
-"""Images of folders with a Dockerfile, built once for each content of the folder."""
+"""Builds images from folders with a Dockerfile, once for each content of the folder."""
 
 import hashlib
 import os
@@ -52,17 +52,17 @@ def build_folder(
     """Build the folder's Dockerfile and return the image's id.
 
     No unnamed images remain, neither from a failed or interrupted build nor from earlier stages. Proxies are passed
-    as build arguments, and so are PIP_INDEX_URL and the like if the Dockerfile declares them with ARG.
+    as build arguments, and so are pip settings such as PIP_INDEX_URL if the Dockerfile declares them with ARG.
 
     Args:
         client: The engine's client.
-        folder: The folder.
+        folder: The folder that contains the Dockerfile.
         tag: The image's name.
-        arguments: Further build arguments.
-        labeled: Whether this Dockerfile includes the server.
+        arguments: Further build arguments; None for none.
+        labeled: Whether to label the image as one that contains this version's server.
 
     Raises:
-        SandboxError: If the build fails, with the end of its output.
+        SandboxError: If the build fails; the message contains the end of its output.
     """
     from docker.errors import APIError
 
@@ -84,7 +84,7 @@ def build_folder(
             labels={SERVER_LABEL: server_digest()} if labeled else None,
             use_config_proxy=False,
         )
-    except APIError as error:  # The error's own text contains the URL, whose arguments may include passwords.
+    except APIError as error:  # The error's text contains the URL, whose arguments may include passwords.
         why = without_values(error.explanation or str(error.status_code), given)
         raise SandboxError(f"the build of {str(folder)!r} failed: {why}") from None
     finally:
@@ -105,7 +105,7 @@ def build_folder(
 
 
 def declared_arguments(dockerfile: str) -> set[str]:
-    """Return the names that a Dockerfile declares with ARG; only these pip settings are sent to an engine."""
+    """Return the names that a Dockerfile declares with ARG; only these pip settings are sent to the engine."""
     joined = re.sub(r"\\\s*\n", " ", dockerfile)
     lines = [line.split() for line in joined.splitlines()]
     words = [word for line in lines if line and line[0].upper() == "ARG" for word in line[1:]]
@@ -144,20 +144,20 @@ class _Made:
 def _remove_untagged(client: "docker.APIClient", steps: list[str], before: set[str]) -> None:
     """Remove the images of a build's steps, last first, unless they existed `before` or another image is built on them.
 
-    This includes an unnamed image on top of such a step, which the engine had created but not yet reported.
+    This includes an unnamed image on top of such a step that the engine had created but not yet reported.
     """
     from docker.errors import APIError
 
-    with suppress(APIError):  # It has a tag, or another image is built on it.
+    with suppress(APIError):
         for step in dict.fromkeys([*_unsaid(client, steps, before), *reversed(steps)]):
-            with suppress(APIError):
+            with suppress(APIError):  # It has a tag, or another image is built on it.
                 found = client.inspect_image(step)  # type: ignore[no-untyped-call]
                 if not found["RepoTags"] and found["Id"] not in before:
                     client.remove_image(step)
 
 
 def _wait_for_end(client: "docker.APIClient", steps: list[str]) -> None:
-    """Wait for a while until no container of the build uses its last step."""
+    """Wait until no container of the build uses the image of its last step, but at most 10 seconds."""
     end, last = time.monotonic() + END_S, f"sha256:{steps[-1]}" if steps else None
     while last is not None and time.monotonic() < end:
         found = client.containers(all=True, filters={"ancestor": last})
@@ -167,7 +167,7 @@ def _wait_for_end(client: "docker.APIClient", steps: list[str]) -> None:
 
 
 def _unsaid(client: "docker.APIClient", steps: list[str], before: set[str]) -> list[str]:
-    """Return the new images built on the last of the steps, which the engine has not reported."""
+    """Return the ids of new images on top of the build's last reported step, which the engine has not reported."""
     last = f"sha256:{steps[-1]}" if steps else None
     found = client.images(all=True) if last else []
     return [image["Id"] for image in found if image["Id"] not in before and image["ParentId"].startswith(last)]

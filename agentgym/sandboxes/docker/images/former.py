@@ -1,4 +1,4 @@
-"""Images that agentgym created and no longer needs: those with another version's server, and killed builds."""
+"""Images that agentgym created and no longer needs: those with another version's server, and those of killed builds."""
 
 import time
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Former:
 
 
 def former_images(client: "docker.APIClient") -> list[Former]:
-    """Return our unused images that have another version's server or, after an hour, no name.
+    """Return agentgym's unused images that have another version's server, or that have been unnamed for an hour.
 
     Images that a container uses, or that have a name given by the user, are not included.
     """
@@ -36,7 +36,7 @@ def former_images(client: "docker.APIClient") -> list[Former]:
     found = [image for image in client.images(filters={"label": SERVER_LABEL}) if image["Id"] not in used]
     return [
         Former(image["Id"], _names(image), int(image["Size"]) >> 20)
-        for image in sorted(found, key=lambda image: -int(image["Created"]))  # Newest first: it may build on others.
+        for image in sorted(found, key=lambda image: -int(image["Created"]))  # Newest first, as it may build on others.
         if _is_former(image)
     ]
 
@@ -44,7 +44,7 @@ def former_images(client: "docker.APIClient") -> list[Former]:
 def _is_former(image: dict[str, Any]) -> bool:
     server, names = image["Labels"][SERVER_LABEL], _names(image)
     if not server:
-        return False  # Somebody has removed our server from it.
+        return False  # Somebody has cleared the label that marks our server.
     if names:
         return server != server_digest() and all(name.startswith(f"{IMAGE}:") for name in names)
     return time.time() - int(image["Created"]) > NAMELESS_S

@@ -22,27 +22,30 @@ if TYPE_CHECKING:
     import docker
 
 START = ("-I", "-S", "-B", SERVER)
-"""The words after the interpreter in the command of each image."""
+"""Arguments of the interpreter that starts the server, at the end of each image's entrypoint."""
 PREPARE = f"""
 import compileall, sys
 from py_compile import PycInvalidationMode as mode
 old = sys.version_info < (3, 9)
 sys.exit(old or not compileall.compile_dir({SERVER!r}, quiet=1, invalidation_mode=mode.UNCHECKED_HASH))
 """
-"""Compiles bytecode that is never compared with its source, which cuts a new sandbox's CPU time to two thirds."""
+"""A program that compiles the server's bytecode, or fails if its Python is older than 3.9.
+
+The bytecode is never compared with its source, which cuts a new sandbox's CPU time to two thirds.
+"""
 START_S = 120
 
 
 def put_server_on(client: "docker.APIClient", image: str, name: str, tag: str, labels: Mapping[str, str]) -> str:
-    """Return the id of a new image: the given one with the server on top.
+    """Add the server to an image and return the id of the new image.
 
     The image's own python3 runs the server if it is 3.9 or newer; otherwise this machine's Python is added. Volumes
     that the image declares become plain folders of the new image, so that nothing in a sandbox outlives a reset.
 
     Args:
         client: The engine's client.
-        image: The given image's id.
-        name: The given image's name for messages.
+        image: Id of the image to build on.
+        name: Name of the image to build on, for messages.
         tag: The new image's name.
         labels: Labels of the containers that are used for building.
 
@@ -102,7 +105,10 @@ def lent_container(
     binds: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[str]:
-    """Lend a container for building, removed at the end; it has no network unless `options` enable it."""
+    """Yield a container for building, which is removed when the block ends.
+
+    The container has no network unless `options` enable it.
+    """
     options = {"network_disabled": True, **options}
     ulimits = podman_ulimits() if engine_traits(client).is_podman else None
     made = client.create_container(
@@ -131,7 +137,7 @@ def settings(python: Sequence[str]) -> list[str]:
         "WORKDIR /tmp",
         *(f"ENV {setting}" for setting in ("HOME=/tmp", "USER=nobody", "LANG=C.UTF-8", "TMPDIR=/tmp")),
         f"LABEL {SERVER_LABEL}={server_digest()}",
-        # Otherwise each container made from the image, by anyone, would carry the owner of its build.
+        # Otherwise, every container created from the image would inherit the labels of the build's owner.
         *(f'LABEL {label}=""' for label in (OWNER_LABEL, RUN_LABEL)),
     ]
 
@@ -139,13 +145,14 @@ def settings(python: Sequence[str]) -> list[str]:
 def commit(
     client: "docker.APIClient", container: str, changes: Sequence[str], config: Mapping[str, Any], tag: str
 ) -> str:
-    """Create an image from the container, named from the very start, and return its id.
+    """Create a named image from the container and return its id.
 
-    If another process has just created an image of that name, it is used instead.
+    The image has its name from the start. If another process has just created an image of that name, that image is
+    used instead.
 
     Args:
         client: The engine's client.
-        container: The container.
+        container: Id of the container.
         changes: Dockerfile instructions for the image's settings.
         config: Settings of the base image.
         tag: The image's name.
@@ -168,7 +175,7 @@ def commit(
 
 @contextmanager
 def put(client: "docker.APIClient", container: str) -> Iterator[tarfile.TarFile]:
-    """Yield an archive of files, which is unpacked at a container's root if the block succeeds."""
+    """Yield a tar archive, which is unpacked at the container's root if the block succeeds."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             yield archive
@@ -177,7 +184,7 @@ def put(client: "docker.APIClient", container: str) -> Iterator[tarfile.TarFile]
 
 
 def _add_server(archive: tarfile.TarFile) -> None:
-    folder = tarfile.TarInfo("tmp")  # An image may have no /tmp; a sandbox's tmpfs takes its mode.
+    folder = tarfile.TarInfo("tmp")  # An image may lack /tmp, whose mode a sandbox's tmpfs inherits.
     folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
     archive.addfile(folder)
     for name, text in server_files().items():
@@ -185,7 +192,7 @@ def _add_server(archive: tarfile.TarFile) -> None:
 
 
 def _add_bytecode(archive: tarfile.TarFile) -> None:
-    """Add bytecode as compiled by `PREPARE`, but with the same Python on this machine."""
+    """Add the bytecode that `PREPARE` would compile, but compiled on this machine by the same Python."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in server_files().items():
             source, target = Path(folder, name), Path(folder, f"{name}c")
@@ -197,7 +204,7 @@ def _add_bytecode(archive: tarfile.TarFile) -> None:
 
 
 def add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
-    """Add a file that everybody may read and only root may write."""
+    """Add a file that anyone may read and only root may write."""
     info = tarfile.TarInfo(path.lstrip("/"))
     info.size, info.mode = len(content), 0o644
     archive.addfile(info, io.BytesIO(content))

@@ -13,7 +13,7 @@ IMAGE = "agentgym-sandbox"
 SERVER_LABEL = "agentgym.server"
 BUILD = "agentgym sandbox build"
 INSIDE = "/run/agentgym"
-"""The folder inside a container that holds the socket of its connection."""
+"""Folder inside a container with the socket that connects the server."""
 
 
 def default_image() -> str:
@@ -25,7 +25,7 @@ def image_digest(client: "docker.APIClient", image: str) -> str:
     """Return the image's id.
 
     Raises:
-        SandboxError: If the image is missing or contains another version's server; it says how to build it.
+        SandboxError: If the image is missing or contains another version's server; the message says how to build it.
     """
     from docker.errors import ImageNotFound
 
@@ -36,7 +36,7 @@ def image_digest(client: "docker.APIClient", image: str) -> str:
     server = (found["Config"]["Labels"] or {}).get(SERVER_LABEL)
     if server not in (None, server_digest()):
         raise SandboxError(
-            f"the image {image!r} contains a server of a different agentgym version; build it again with `{BUILD}`"
+            f"the image {image!r} contains a server of a different agentgym version; rebuild it with `{BUILD}`"
         )
     return str(found["Id"])
 

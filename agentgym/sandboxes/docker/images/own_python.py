@@ -1,4 +1,4 @@
-"""This machine's Python with its own loader and libraries; it runs in an image that has neither Python nor glibc."""
+"""Copies this machine's Python, with its loader and libraries, into images that have neither Python nor glibc."""
 
 import os
 import platform
@@ -60,7 +60,7 @@ def _binary() -> Path:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the standard library files that a sandbox can use, including this Python's bytecode."""
+    """Yield the standard library's files that a sandbox can use, including this Python's bytecode."""
     tag = f".{sys.implementation.cache_tag}.pyc"
     for above, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith("config-")]

@@ -1,4 +1,4 @@
-"""A folder of packages for sandboxes that run this machine's Python, installed once by pip and mounted into each."""
+"""A folder of packages for sandboxes that run this machine's Python: pip fills it once, and each sandbox mounts it."""
 
 import functools
 import hashlib
@@ -26,15 +26,15 @@ def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
     """Return bubblewrap's arguments that mount the packages where the interpreter looks for them.
 
     The result is () without packages. Unless a folder for these packages and this interpreter exists, pip first
-    installs them, with the user's pip settings. They replace the host's packages in the mounted folder. Leftovers of
-    killed clients are removed.
+    installs them into a new one, with the user's pip settings. In the sandbox, the folder hides the host's packages.
+    Leftovers of killed clients are removed.
 
     Args:
-        pip: The packages.
+        pip: Packages to install.
         python: Path of the interpreter.
 
     Raises:
-        SandboxError: If the installation fails, with the end of pip's output.
+        SandboxError: If the installation fails; the message contains the end of pip's output.
     """
     if not pip:
         return ()
@@ -50,7 +50,7 @@ def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
 
 
 def cache_folder() -> Path:
-    """Return the folder of package folders; for root, it is one that the user inside a sandbox can reach too."""
+    """Return the folder of all package folders; if this user is root, the user inside a sandbox can reach it too."""
     if os.geteuid() == 0:
         return Path("/var/cache/agentgym/packages")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "agentgym", "packages")
@@ -77,7 +77,7 @@ def _install(pip: Sequence[str], python: str, target: Path) -> None:
         install = ["install", "--no-input", "--target", str(new), "--", *pip]
         command = [sys.executable, "-m", "pip", "--python", python, *install]
         said = BuildLog()
-        # Via a program that ends it with this process: pip starts a child process, which doesn't watch its parent.
+        # Run by a program that kills pip if this process ends: pip starts a child, which doesn't watch its parent.
         tied = [sys.executable, "-I", "-S", "-B", str(TIED), *command]
         with subprocess.Popen(tied, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             assert process.stdout is not None

@@ -33,7 +33,7 @@ CARRIED = frozenset(
     {"index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert", "proxy", "timeout", "retries"}
     | {"default-timeout", "pre", "prefer-binary", "only-binary", "no-binary"}
 )
-"""Pip settings for where packages come from. Settings for the target or the Python are not passed on."""
+"""The pip settings for package sources, which are passed on, unlike those for the target or the Python."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
 PLACES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
 
@@ -48,7 +48,7 @@ def add_packages(
     labels: Mapping[str, str],
     is_local: bool,
 ) -> str:
-    """Return the id of a new image with the packages.
+    """Install packages on an image and return the id of the new image.
 
     The user's package index, proxies and certificates are used, but are not stored in the image.
 
@@ -62,7 +62,7 @@ def add_packages(
         is_local: Whether the engine is on this machine, so that local package indexes can be mounted.
 
     Raises:
-        SandboxError: If pip or apt-get fails, with the end of its output.
+        SandboxError: If pip or apt-get fails; the message contains the end of its output.
     """
     config = client.inspect_image(image)["Config"]  # type: ignore[no-untyped-call]
     python = python_of(config)
@@ -114,7 +114,7 @@ def _own_pip() -> str | None:
 
 
 def _output(client: "docker.APIClient", command: str) -> Iterator[bytes]:
-    """Yield a command's output as it comes; the library's own stream leaves the connection open."""
+    """Yield a command's output as it comes, and close the connection, which the library's stream would leave open."""
     from docker.utils.socket import frames_iter
 
     connection: Any = client.exec_start(command, socket=True)
@@ -147,7 +147,7 @@ def proxy_settings() -> dict[str, str]:
 
 
 def pip_settings() -> dict[str, str]:
-    """Return the user's settings for where packages come from, in the environment and pip.conf, as PIP_ variables."""
+    """Return the user's pip settings for package sources, from the environment and pip.conf, as PIP_ variables."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
     # Lowest first: a setting for `install` overrides a global one, and the environment overrides both.
@@ -164,7 +164,7 @@ def pip_settings() -> dict[str, str]:
 def indexes() -> list[str]:
     """Return the folders on this machine that pip's settings name as sources of packages.
 
-    For an index, it is the parent folder, because the index's files may be next to it.
+    For an index, the result contains its parent folder, because the index's files may be next to it.
     """
     settings = pip_settings()
     found = {path for name in PLACES for path in _folders(settings.get(name, ""), is_index="INDEX" in name)}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BUILD_S = 1800
 _building = threading.Lock()
-"""One build at a time per process: others that need the same image find it when it is their turn."""
+"""Allows one build at a time per process, so that a second build of the same image finds the first one's."""
 
 
 class ImageSpec(Protocol):
@@ -47,7 +47,8 @@ def ready_image(host: str, spec: ImageSpec) -> str:
         spec: The image's ingredients.
 
     Raises:
-        SandboxError: If the image doesn't exist, with advice, or if a build fails, with the end of its output.
+        SandboxError: If the image doesn't exist, with advice in the message, or if a build fails, with the end of its
+            output.
     """
     with _building, connect(BUILD_S, host) as client:
         base, name = _base(client, spec)
@@ -101,12 +102,12 @@ def _with_server(client: "docker.APIClient", base: str, name: str) -> str:
 
 
 def server_tag(base: str) -> str:
-    """Return the name of the image that is this base, given by its id, with the server on top."""
+    """Return the name of the image that consists of a base image, given by its id, and the server."""
     return f"{IMAGE}:on-{_key(base, server_digest())}"
 
 
 def _once(client: "docker.APIClient", tag: str, announced: str, make: Callable[[Mapping[str, str]], str]) -> str:
-    """Return the id of the image of that name, created if missing."""
+    """Return the id of the image with that tag, which is announced and created if missing."""
     found = find(client, tag)
     if found is not None:
         return str(found["Id"])
@@ -116,12 +117,12 @@ def _once(client: "docker.APIClient", tag: str, announced: str, make: Callable[[
 
 
 def forget(client: "docker.APIClient", image: str) -> None:
-    """Remove an image that has lost its last name, unless it has another name or something uses it."""
+    """Remove an image if it has no name anymore and nothing uses it."""
     from docker.errors import APIError
 
     found = find(client, image)
     if found is not None and not found["RepoTags"]:
-        with suppress(APIError):  # A container or another image uses it.
+        with suppress(APIError):  # A container or another image may use it.
             client.remove_image(image)
 
 

@@ -1,7 +1,7 @@
-"""A standalone program, `python tied.py COMMAND...`, that runs a command which ends together with the client.
+"""A standalone program, `python tied.py COMMAND...`, that runs a command and kills it when the client dies.
 
-The client holds the other end of this program's input, which the kernel closes however the client dies. It uses only
-the standard library.
+The client has the other end of this program's input, which the kernel closes however the client dies. The program
+uses only the standard library.
 """
 
 import os
@@ -26,7 +26,7 @@ def end_with_input(group: int) -> None:
 
 
 def main(command: list[str]) -> int:
-    """Run the command and return its exit code, or 130 if Ctrl-C ended it; none of its processes is left."""
+    """Run the command and return its exit code, or 130 after Ctrl-C, and kill all of its remaining processes."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     threading.Thread(target=end_with_input, args=(process.pid,), daemon=True).start()
     try:
