@@ -44,7 +44,7 @@ class Report:
                 self.rewards.add(rollout.reward)
 
     def summary(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the counts, under their names in summary.json."""
+        """Return the counts under the names that they have in summary.json."""
         return {
             "optimizer_steps": _total(rows, "train/optimizer_steps"),
             "groups_without_signal": _total(rows, "samples/groups_without_signal"),
@@ -69,7 +69,7 @@ class Report:
             said.append("No branch was run: branching.after and branching.every selected no state in any rollout.")
         taught = any("teacher/divergence" in row for row in rows)
         if len(self.rewards) == 1 and not taught:
-            said.append(f"The reward never varied: every rollout has {next(iter(self.rewards)):g}.")
+            said.append(f"The reward never varied: every rollout has a reward of {next(iter(self.rewards)):g}.")
         failing = self.tools.failing().items()
         said += [f"The tool {name!r} failed in {errors} of {calls} calls." for name, (errors, calls) in failing]
         if len(self.failures):
@@ -88,8 +88,8 @@ UNLEARNED = {
     "train/skipped_steps": "skipped optimizer steps: the loss or the gradient was not finite",
     "train/untrained_steps": "mini-batches without tokens to train on",
 }
-"""Descriptions of what wasn't learned from, besides groups without a signal and failures, by the metric that
-counts it.
+"""Descriptions of data that wasn't learned from, by the name of the metric that counts it. Groups without a signal and
+failed rollouts are described separately.
 """
 
 
@@ -131,13 +131,17 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], l
     if rewards:
         ends = f"{fmean(rewards[:last]):.2f} in the first {last} steps, {fmean(rewards[-last:]):.2f} in the last {last}"
         said.append(
-            f"reward {ends}" if len(rewards) > last else f"reward {rewards[0]:.2f} at first, {rewards[-1]:.2f} at last"
+            f"reward {ends}"
+            if len(rewards) > last
+            else f"reward {rewards[0]:.2f} at the start, {rewards[-1]:.2f} at the end"
         )
     if shares := [share for row in rows if (share := row.get("oversample/cut_share"))]:
         many = f"{sum(shares) / len(rows):.0%} of a group's rollouts were cut before they ended"
-        said.append(f"these rewards are those of the rollouts that ended first: {many}, without a reward")
+        said.append(f"these are the rewards of the rollouts that ended first: {many}, without a reward")
     if len(held_out) > 1:
-        said.append(f"held-out reward {held_out[min(held_out)]:.2f} at first, {held_out[max(held_out)]:.2f} at last")
+        said.append(
+            f"held-out reward {held_out[min(held_out)]:.2f} at the start, {held_out[max(held_out)]:.2f} at the end"
+        )
     rollouts = f"{_total(rows, 'samples/rollouts_trained'):,} of {_total(rows, 'rollouts/started'):,} rollouts"
     return [*said, f"{steps:,} optimizer steps on {rollouts}, {_total(rows, 'train/trained_tokens'):,} tokens"]
 
@@ -171,7 +175,7 @@ def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _critic(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return how much of the returns the critic predicted."""
     known = _known(rows)
-    return [f"explained variance {known[0]:.2f} at first, {known[-1]:.2f} at last"] if known else []
+    return [f"explained variance {known[0]:.2f} at the start, {known[-1]:.2f} at the end"] if known else []
 
 
 def _known(rows: Sequence[Mapping[str, Any]]) -> list[float]:

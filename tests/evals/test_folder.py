@@ -178,7 +178,7 @@ def test_evaluations_and_rescores_of_one_second_have_folders_of_their_own(
 async def test_rollouts_without_the_settings_that_they_were_played_with_are_not_resumed(tmp_path: Path) -> None:
     await played(tmp_path)
     (tmp_path / "settings.json").unlink()
-    with pytest.raises(ValueError, match=r"^output_dir: .* holds rollouts, but its settings\.json is missing"):
+    with pytest.raises(ValueError, match=r"^output_dir: .* contains rollouts, but its settings\.json is missing"):
         await played(tmp_path, resume=True)
 
 

@@ -315,7 +315,7 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
         await rescore(played, Words, played)
     refused = {
         ("--phase", "train"): "--phase: no rollout has the phase 'train'; the phases are: eval",
-        ("--step", "9"): "run: has no rollouts of this phase and step",
+        ("--step", "9"): "run: there are no rollouts of this phase and step",
         ("--env", "nothing"): "there is no environment 'nothing'",
         ("--concurrency", "0"): "--concurrency: must be at least 1",
     }

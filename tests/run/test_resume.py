@@ -255,7 +255,7 @@ async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.Run
         "agentgym merge",
     ):
         assert said in str(refused.value)
-    with pytest.raises(ValueError, match=r"^output_dir: .* holds a run's checkpoints; resume that run"):
+    with pytest.raises(ValueError, match=r"^output_dir: .* contains a run's checkpoints; resume that run"):
         await train_policy(run)
 
 
@@ -352,7 +352,7 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
             pass
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
     with (
-        pytest.raises(ValueError, match=rf"^output_dir: .* holds a run's trained weights, {kept}/; use another folder"),
+        pytest.raises(ValueError, match=rf"^output_dir: .* contains a run's trained weights, {kept}/; use another folder"),
         hold_checked(new, Terse, tmp_path),
     ):
         raise AssertionError
