@@ -100,7 +100,7 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
         (("show", "one", "two"), "show: unexpected argument 'two'; see `agentgym show --help`"),
         (
             ("show",),
-            "show: PATH is missing: the folder of the run, which holds rollouts.sqlite; see `agentgym show --help`",
+            "show: PATH is missing: the folder of the run, which contains rollouts.sqlite; see `agentgym show --help`",
         ),
         (
             ("show", "run", "--worst", "a"),
@@ -364,7 +364,7 @@ def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [(None, "holds no adapter_config.json; give the folder of an adapter"), ("{}", "names no base model")],
+    [(None, "contains no adapter_config.json; give the folder of an adapter"), ("{}", "names no base model")],
 )
 def test_merge_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str | None, said: str

@@ -188,7 +188,7 @@ def test_what_cannot_be_played_is_said_in_one_line(
 def test_a_folder_without_an_evaluation_is_not_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = run(capsys, "compare", str(tmp_path), str(tmp_path))
     assert code == 1
-    assert "holds no rollouts.sqlite" in err
+    assert "contains no rollouts.sqlite" in err
 
 
 @pytest.mark.parametrize(

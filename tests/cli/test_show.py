@@ -130,7 +130,7 @@ def test_long_messages_are_cut_and_full_shows_them_whole(run: Path, capsys: pyte
     [
         ("nowhere", [], "run: there is no folder"),
         (".", [], "the latest run in it is"),
-        ("other", [], f"holds no {FILE}; name the folder of a run"),
+        ("other", [], f"contains no {FILE}; name the folder of a run"),
         ("empty", [], "has no rollouts yet; look again"),
         ("torn", [], "this rollout store cannot be opened (file is not a database)"),
         ("run", ["--id", "zzz"], "none of the 1 rollouts in"),
