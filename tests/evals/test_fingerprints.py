@@ -160,7 +160,7 @@ def test_a_model_of_which_nothing_was_known_in_common_is_refused(tmp_path: Path)
     (tmp_path / "settings.json").write_text("{}")
     hold_models(tmp_path, {"": {"files": "a"}})
     with pytest.raises(
-        ValueError, match=r"^model: can't tell whether this is the model .* its fingerprint has files, this one weights;"
+        ValueError, match=r"^model: can't tell whether this is the model .* fingerprint has files, this one weights;"
     ):
         hold_models(tmp_path, {"": {"weights": "a"}})
 

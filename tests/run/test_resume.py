@@ -352,7 +352,7 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
             pass
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
     with (
-        pytest.raises(ValueError, match=rf"^output_dir: .* contains a run's trained weights, {kept}/; use another folder"),
+        pytest.raises(ValueError, match=rf"^output_dir: .* contains a run's trained weights, {kept}/; use another"),
         hold_checked(new, Terse, tmp_path),
     ):
         raise AssertionError

@@ -126,7 +126,7 @@ def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there
     assert summary["rollouts_not_stored"] == 0
     assert summary["not_written"]["a checkpoint"] == 3  # after steps 2, 3 and 4: it is tried again after each
     said = capfd.readouterr().err
-    assert said.count("a checkpoint could not be written (File too large); there is none yet; the write is retried after") == 1
+    assert said.count("could not be written (File too large); there is none yet; the write is retried after") == 1
 
 
 def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resumed(
