@@ -136,7 +136,7 @@ class Workers:
             except RayActorError as again:
                 self.handles[rank] = fresh
                 _LOG.warning("the replacement has ended, too: %s", str(again).splitlines()[0])
-                return  # the next call to it notices and counts that
+                return  # the next call to the replacement notices and counts this
             self.handles[rank] = fresh
             self.losses.count(f"{self.kind}_replaced")
 

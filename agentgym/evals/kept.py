@@ -84,7 +84,7 @@ class KeptRollouts:
         self._disk = Refusals(_LOG.warning)
         self._turn = threading.Lock()
         self._gone = False
-        """Whether the folder was removed and couldn't be created again, so that the store has no file."""
+        """Whether the folder was removed and couldn't be recreated. The store then has no file."""
         self._given = len(played)
         self.played = played
         """Rollouts that an earlier process ran, by their ids."""

@@ -93,7 +93,7 @@ async def evaluate(
         The rollouts and their scores.
 
     Raises:
-        ValueError: If there are no tasks, if an argument is invalid, or if the folder can't hold this evaluation.
+        ValueError: If there are no tasks, if an argument is invalid, or if the folder can't store this evaluation.
         TypeError: If an argument has the wrong type.
         AgentGymError: If all rollouts failed.
     """

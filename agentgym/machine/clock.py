@@ -313,7 +313,7 @@ def _look_at(clock: LoopClock, now: float) -> bool:
         return False
     clock.held.said = seconds
     _aside.warn(
-        "%s has held the event loop for %.1f s, at %s: meanwhile no other rollout can continue, and no time limit "
+        "%s has blocked the event loop for %.1f s, at %s: meanwhile no other rollout can continue, and no time limit "
         "can stop it; await something in it, or make it a plain `def`, which runs in a separate thread",
         holder,
         seconds,

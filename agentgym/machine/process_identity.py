@@ -30,8 +30,8 @@ def owner() -> str:
 def state_of(who: str) -> State:
     """Return whether the process with this identity runs, or "unknown" if it isn't visible from here.
 
-    A process is visible if this one has the same kernel and the same PID namespace as the owner had. Host names prove
-    nothing: containers share them, and a pod's name changes.
+    A process is visible if this one has the same kernel and the same PID namespace as the owner had. Host names aren't
+    reliable: containers share them, and a pod's name changes.
     """
     try:
         _, boot, namespace, pid, started = who.split("/")

@@ -132,7 +132,7 @@ def _make_folder(folder: Path) -> None:
     """Create a new run's folder.
 
     Raises:
-        ValueError: If it can't be created, or if it holds files that aren't a run's.
+        ValueError: If it can't be created, or if it contains files that aren't a run's.
     """
     make_folder(folder)
     held = files_in(folder)

@@ -64,7 +64,7 @@ class Wandb(Tracker):
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        # As a metric, because wandb's own step rejects an evaluation that comes after the same step.
+        # The step is a metric, because wandb's own step rejects an evaluation after a training step of the same number.
         self._run.log({**metrics, "step": step})
 
     def on_run_end(self, summary: Mapping[str, Any]) -> None:

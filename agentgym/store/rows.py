@@ -18,7 +18,7 @@ from agentgym.types.rollout import Rollout, RolloutBranch, Segment, Turn
 from agentgym.types.transcript import printable
 
 SUMMARY_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failure, turns, tokens, seconds"
-"""The rollout columns that can be read without unpacking anything."""
+"""The rollout columns that can be read without unpacking any JSON."""
 ROLLOUT_COLUMNS = f"{SUMMARY_COLUMNS}, detail"
 SEGMENT_COLUMNS = "place, parent, kind, token_ids, id_bytes, logprobs, turns, messages"
 SEGMENT_VALUES = SEGMENT_COLUMNS.replace("turns", "turns AS turns_of_segment")

@@ -24,8 +24,8 @@ class Trained:
     advantages: Sequence[float]
     """One number per turn; empty if not all of the segment's sampled tokens were trained."""
     gap: float | None = None
-    """Largest difference between these log-probabilities and the engine's, in nats. None without them, or if an earlier
-    mini-batch of the same step had already changed the policy before they were computed.
+    """Largest difference between these log-probabilities and the engine's, in nats. None if they aren't known, or if an
+    earlier mini-batch of the same step had already changed the policy before they were computed.
     """
 
 

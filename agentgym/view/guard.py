@@ -1,4 +1,4 @@
-"""The guard in front of the page: which requests are accepted, and what a browser may do with the responses."""
+"""Middleware that decides which requests are accepted, and limits what a browser may do with the responses."""
 
 import hashlib
 import secrets

@@ -204,7 +204,7 @@ async def test_code_of_an_env_that_holds_the_loop_is_named_with_its_file_and_lin
 
     where.append(method)
     await run_groups(Holding, [TASK], Scripted([call("busy"), say("sum"), say("done")]), n=1, on_rollout=told)
-    assert said[0].startswith(f"{holder} has held the event loop for ")
+    assert said[0].startswith(f"{holder} has blocked the event loop for ")
     assert f"at {Path(__file__).name}:" in said[0]
     assert "in spin" in said[0]
 
@@ -244,7 +244,7 @@ async def test_the_beats_go_on_while_a_log_handler_is_stuck_and_no_standstill_is
         stuck.ended.wait()
         clock.log.removeHandler(stuck)
     assert standstills() == before
-    assert "has held the event loop for " in said[0]
+    assert "has blocked the event loop for " in said[0]
 
 
 def test_what_is_to_be_said_after_a_line_with_which_a_handler_failed_is_said(said: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Timing of the parts of a step."""
+"""Measures the time of each part of a step."""
 
 import time
 from collections import defaultdict
