@@ -120,9 +120,7 @@ def model_findings(model: str) -> Iterator[Finding]:
 
 
 def findings() -> Iterator[Finding]:
-    """Yield one finding per part of this machine, without the verdict that `agentgym doctor` prints as its last
-    line.
-    """
+    """Yield one finding per part of this machine, without the verdict, which `agentgym doctor` prints last."""
     own = installed(DISTRIBUTION) or "a checkout that is not installed"
     yield Finding(name="agentgym", ok=True, detail=f"{own}, in {Path(__file__).parents[1]}")
     yield Finding(

@@ -122,8 +122,7 @@ def _natural(path: Path) -> list[str | int]:
 
 
 def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
-    """Write the rollouts to a store, holding one in memory at a time, with settings that name their model if they share
-    one.
+    """Write the rollouts to a store, one in memory at a time, with settings that name their model if they share one.
 
     Returns:
         The number of rollouts, and the number of those without a reward. The folder appears once everything is
@@ -164,9 +163,7 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
 
 
 def _sign(folder: Path) -> None:
-    """Write the signs of suspicious rollouts at the end, since they need whole groups, whose files may be in any
-    order.
-    """
+    """Write the signs of suspicious rollouts at the end, since they need whole groups and files are in any order."""
     from agentgym.store.reader import RolloutStore
     from agentgym.store.writer import RolloutWriter
     from agentgym.types.rollout import Group

@@ -459,9 +459,7 @@ def _flags_of(field: str, typed: Mapping[str, Any]) -> list[str]:
 
 
 def is_told(error: Exception) -> bool:
-    """Return whether an error's message alone says what to do: an agentgym error, or agentgym's refusal of a named
-    field.
-    """
+    """Return whether an error's message says what to do: an agentgym error, or agentgym's refusal of a named field."""
     if isinstance(error, AgentGymError | StoreError):
         return True
     last = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)][-1:]

@@ -30,10 +30,11 @@ SAME = 1e-3
 
 
 class WorkerEngines:
-    """Combines the engines of all workers into one `Engine`, which sends each policy to every worker and compares
-    scores.
+    """Combines the engines of all workers into one `Engine`.
 
-    `servers` is the driver's client of the servers that the workers use; None if each worker has its own engine.
+    It sends each policy to every worker, and compares the workers' scores. `servers` is the driver's client of the
+    servers
+    that the workers use; None if each worker has its own engine.
     """
 
     def __init__(self, workers: Workers, tokenizer: ChatTokenizer | None, servers: Any | None) -> None:
@@ -166,9 +167,7 @@ class ClusterCollector(Collector):
         alone: bool = False,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator[BatchScheduler]:
-        """Open the schedulers of all workers. `on_rollout` is called with a batch's rollouts after the batch has
-        arrived.
-        """
+        """Open the schedulers of all workers. `on_rollout` is called with a batch's rollouts after it arrives."""
         scheduler = ClusterScheduler(self.workers, schedule, self.world, on_rollout)
         await scheduler.begin(sampler_states)
         self.workers.renew_schedule = scheduler.renew

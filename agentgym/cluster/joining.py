@@ -1,6 +1,4 @@
-"""Joins or starts a Ray cluster, counts the workers that it has room for, and finds env names that all its nodes
-know.
-"""
+"""Joins or starts a Ray cluster, counts the workers that fit in it, and finds env names that all its nodes know."""
 
 import asyncio
 import logging
@@ -87,9 +85,7 @@ def _refuse_silent(address: str) -> None:
 
 
 def worker_count(config: ClusterConfig, most: int) -> int:
-    """Return the configured number of rollout workers, or else the number that the cluster has room for, at most
-    `most`.
-    """
+    """Return the configured number of rollout workers, or else the number that fits in the cluster, at most `most`."""
     if config.workers is not None:
         return config.workers
     sandboxes = ray.cluster_resources().get(SANDBOX, 0)

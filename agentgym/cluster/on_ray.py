@@ -225,9 +225,7 @@ class Cluster:
             yield client
 
     def world(self) -> int:
-        """Return the configured number of rollout workers, or else the number that the cluster currently has room
-        for.
-        """
+        """Return the configured number of rollout workers, or else the number that currently fits in the cluster."""
         return worker_count(self.run.cluster, self.run.prompts_per_step)
 
     def _start_worker(self, urls: Callable[[], tuple[str, ...]], rank: int, world: int) -> Any:

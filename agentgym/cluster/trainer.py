@@ -107,9 +107,7 @@ class ClusterSnapshot:
     trainer: "ClusterTrainer"
 
     def write_checkpoint(self, folder: Path, step: int, *, run: Mapping[str, Any], keep: int) -> None:
-        """Write the checkpoint: of an adapter on the driver, of a full model from every process into the same
-        folder.
-        """
+        """Write the checkpoint: an adapter's from the driver, a full model's from every process into one folder."""
         if self.trainer.adapts:
             self._whole().write_checkpoint(folder, step, run=run, keep=keep)
         else:

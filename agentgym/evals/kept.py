@@ -295,9 +295,7 @@ def _summary_of_task(group: Group, solved: int) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with each number that JSON can't express, such as the mean of no rollouts, replaced with
-    None.
-    """
+    """Replace numbers that JSON can't express, such as the mean of no rollouts, with None."""
     if isinstance(value, dict):
         return {name: _finite(of) for name, of in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

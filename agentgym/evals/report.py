@@ -49,7 +49,7 @@ def score_lines(played: Evaluation) -> Iterator[str]:
 
 
 def task_lines(played: Evaluation, limit: int) -> Iterator[str]:
-    """Yield a table of the tasks with the lowest rewards. Tasks without a score come first, and ties are in task order."""
+    """Yield a table of the tasks with the lowest rewards. Tasks without a score come first; ties are in task order."""
     groups = sorted(played.groups, key=lambda group: mean_reward(group) if group.scored else float("-inf"))
     cells = [_cells(group, played.solved_in(group)) for group in groups[:limit]]
     rows = [("task", "reward", "solved", "failed", "tokens", "ended by"), *cells]

@@ -1,6 +1,4 @@
-"""Creates instances of an env without running it, on which reading an attribute that only a run sets raises an
-error.
-"""
+"""Creates instances of an env without running it. Reading an attribute that only a run sets raises an error."""
 
 import dis
 import inspect

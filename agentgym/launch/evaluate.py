@@ -218,9 +218,7 @@ def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, spl
 
 
 def _usable(played: Mapping[str, Rollout], tasks: Sequence[Task], k: int, judged: Set[str]) -> dict[str, Rollout]:
-    """Return the stored rollouts that needn't be run again. If a task has group rewards, only a complete group
-    counts.
-    """
+    """Return the stored rollouts that needn't be run again. With group rewards, only complete groups count."""
     names = {task.id: rollout_ids(task, k) for task in tasks}
     whole = {name for name, ids in names.items() if name not in judged or all(one in played for one in ids)}
     return {name: done for name, done in played.items() if done.group_id in whole}

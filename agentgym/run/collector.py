@@ -32,9 +32,7 @@ PlayedShare: TypeAlias = tuple[Sequence[Group], BatchStats | None]
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Runs rollouts with an env, an engine and sandboxes. Under torchrun, each process has a collector for its
-    share.
-    """
+    """Runs rollouts with an env, an engine and sandboxes. Under torchrun, each process has one for its share."""
 
     env: type[Env[Any]]
     engine: Engine

@@ -34,9 +34,7 @@ async def open_collector(
     tokenizer: ChatTokenizer | None = None,
     engine: Engine | None = None,
 ) -> AsyncIterator[Collector]:
-    """Open everything that this process needs to run rollouts. If `engine` is given, it is used instead of the
-    run's.
-    """
+    """Open everything that this process needs to run rollouts. A given `engine` is used instead of the run's."""
     async with AsyncExitStack() as stack:
         opening = nullcontext(engine) if engine else open_engine(run, peers, progress, tokenizer)
         engine = await stack.enter_async_context(opening)
@@ -85,9 +83,7 @@ async def open_model(
     progress: Callable[[str], None],
     tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Engine]:
-    """Open an engine for one of the run's models, such as the policy or the teacher, in the same way as
-    `open_engine`.
-    """
+    """Open an engine for one of the run's models, such as the policy or the teacher; see `open_engine`."""
     if isinstance(config, TransformersConfig):
         async with TransformersEngine(model, config, tokenizer=tokenizer) as local:
             yield local

@@ -99,9 +99,7 @@ class Recorder:
             self.log.alert(each)
 
     def leave(self) -> Change:
-        """Continue in a new folder, because another process has taken the run's. The stored rollouts stay in the old
-        one.
-        """
+        """Continue in a new folder, because another process has taken the run's. Stored rollouts stay behind."""
         assert self.held is not None
         with self.turn:
             change = self.held.leave()

@@ -234,17 +234,18 @@ class CheckpointManager:
             self._record.log.follow(folder, lost=False)
 
     def _seen(self) -> tuple[Path, int, bool, Best | None]:
-        """Follow the run's folder; return its path, its checkpoint's step, whether a checkpoint is owed, and its best
-        policy.
+        """Follow the run's folder.
+
+        Returns:
+            The folder's path, the step of its checkpoint, whether a checkpoint is owed, and the best policy's
+            evaluation.
         """
         change = self._record.follow()
         self._look(lost=change is not None and change.lost)
         return self._folder, self._written, self._owed, self.best
 
     def _look(self, *, lost: bool) -> None:
-        """Check whether the written folders still exist, and warn about missing ones, unless `lost` says that all are
-        gone.
-        """
+        """Warn about written folders that no longer exist, unless `lost` says that all of them are gone."""
         said, checkpoint = [], step_folder(self._folder / CHECKPOINTS, self._written)
         if self._written > 0 and is_gone(checkpoint):
             said.append(f"{checkpoint} was removed; writing it again.")
@@ -316,9 +317,7 @@ class CheckpointManager:
         return log()
 
     def _write_together(self) -> bool:
-        """Write the checkpoint of the step in memory, and return whether the disk accepted it. Every rank must
-        call it.
-        """
+        """Write the checkpoint of the step in memory; return whether the disk accepted it. Every rank must call it."""
         if self._trainer.rank:
             self._attempt()
         return self._trainer.first(self._attempt)
@@ -440,8 +439,10 @@ class CheckpointManager:
 
 
 def _into(folder: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with a folder. Raise FileNotFoundError if the folder is gone, before anything is created at its
-    path.
+    """Call `write` with a folder.
+
+    Raises:
+        FileNotFoundError: If the folder is gone; raised before anything is created at its path.
     """
     if is_gone(folder):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))

@@ -13,10 +13,10 @@ from agentgym.scheduling.accounting import Groups
 
 
 class Tracker(Callback):
-    """Sends the metrics of steps and evaluations to a tracker's package. A resumed run continues its record in the
-    tracker.
+    """Sends the metrics of steps and evaluations to a tracker's package.
 
-    Configure accounts and servers through the package: WANDB_MODE=offline keeps wandb in the run's folder.
+    A resumed run continues its record in the tracker. Configure accounts and servers through the package:
+    WANDB_MODE=offline keeps wandb in the run's folder.
     """
 
     in_thread = True

@@ -156,9 +156,7 @@ class RolloutWriter:
             pass
 
     def follow(self, folder: Path, *, lost: bool) -> None:
-        """From now on, write into this folder, to which the store was moved or, if `lost`, where it is written
-        again.
-        """
+        """From now on, write into this folder, to which the store was moved or, if `lost`, where it is rewritten."""
         self.path = folder / FILE
         self._following = True
         self._jobs.put(_Place(folder, lost))

@@ -40,9 +40,7 @@ def _gpus() -> list[str] | None:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Return the commit of the folder's repository and whether tracked files changed, or None if there is no
-    repository.
-    """
+    """Return the commit of the folder's repository and whether tracked files changed; None outside a repository."""
     commit = _said(["git", "-C", str(folder), "rev-parse", "HEAD"])
     changed = _said(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
     return None if commit is None else {"commit": commit, "dirty": None if changed is None else bool(changed)}
