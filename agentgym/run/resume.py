@@ -245,7 +245,7 @@ class CheckpointManager:
         return self._folder, self._written, self._owed, self.best
 
     def _look(self, *, lost: bool) -> None:
-        """Warn about written folders that no longer exist, unless `lost` says that all of them are gone."""
+        """Note which written folders no longer exist, and warn about them unless all are known to be `lost`."""
         said, checkpoint = [], step_folder(self._folder / CHECKPOINTS, self._written)
         if self._written > 0 and is_gone(checkpoint):
             said.append(f"{checkpoint} was removed; writing it again.")
