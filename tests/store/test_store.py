@@ -323,7 +323,7 @@ def test_a_locked_store_is_named_with_what_to_do(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.0)
     other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(StoreError, match=r"is locked.*another process holds it"), RolloutWriter(tmp_path):
+    with pytest.raises(StoreError, match=r"is locked.*another process has locked it"), RolloutWriter(tmp_path):
         pass
     other.close()
 

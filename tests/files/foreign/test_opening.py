@@ -238,7 +238,7 @@ def test_many_statements_of_one_read_take_no_more_together_than_the_file_explain
             with database.one_read():
                 done += database.rows(counting)[1]
     assert 0 < len(done) < 30
-    with pytest.raises(UnreadableFileError, match="reading it takes longer than"), database.one_read(read):
+    with pytest.raises(UnreadableFileError, match="reading it takes too long"), database.one_read(read):
         database.rows(counting)
     assert database.rows(counting)[1] == [(20000,)]
     database.close()
