@@ -10,11 +10,11 @@ CHECKPOINTS = Path(__file__).parent / "checkpoints"
 TRAIN = ag.TrainConfig(
     decay_steps=20,
     temperature=0.7,
-    loss_agg=2000.0,  # about what 64 rollouts sample, so few groups with a signal mean a small step
+    loss_agg=2000.0,  # about what 64 rollouts sample; with few groups that have a signal, the step is small
     grad_clip=0.05,  # a few times the usual norm, so that no single failure dominates a step
     max_tokens_per_microbatch=4096,
 )
 """Trainer settings. `dataclasses.replace(TRAIN, decay_steps=45)` is a validated copy with another schedule."""
 
 TINY = ag.RunConfig(env="chase", model="tiny", max_steps=25, max_turn_tokens=40, train=TRAIN)
-"""GRPO from the tiny model that comes with the library. A turn is a call or an answer, and short."""
+"""GRPO from the tiny model that comes with the library. Each turn is a short call or answer."""

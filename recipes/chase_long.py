@@ -1,6 +1,6 @@
 """GRPO on chase_long: chains that are several contexts long, continued through the model's own summaries.
 
-Chains have up to 12 keys, and a context holds three.
+Chains have up to 12 keys, and three fit in a context.
 """
 
 from dataclasses import replace

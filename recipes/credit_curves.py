@@ -48,7 +48,7 @@ class Comparison(NamedTuple):
     every: int
     """Number of turns between branching points, so that a step samples about as many tokens as without branches."""
     tokens: int
-    """Number of sampled tokens that ends a run."""
+    """Number of sampled tokens at which a run ends."""
 
 
 ENVS: Mapping[str, Comparison] = {
@@ -68,7 +68,7 @@ class Credit:
     seeds: int = 10
     """Number of runs of each method on each env, with seeds from 0."""
     tokens: int | None = None
-    """Number of sampled tokens that ends a run; None uses 60,000 for chase_long_turns and 50,000 for bisect_long."""
+    """Sampled tokens at which a run ends; None uses 60,000 for chase_long_turns and 50,000 for bisect_long."""
     stride: int = 10
     """Number of steps that a run makes before its tokens are counted again."""
     sandbox: Kind = "auto"
@@ -76,7 +76,7 @@ class Credit:
     envs: tuple[str, ...] = tuple(ENVS)
     """The envs to run on."""
     play: bool = True
-    """Whether to run missing runs; if not, only show the finished ones."""
+    """Whether to do the missing runs. If not, only the finished ones are shown."""
 
 
 def run_of(credit: Credit, env: str, method: CreditLevel, seed: int) -> ag.RunConfig:
@@ -109,7 +109,7 @@ def is_finished(folder: Path, budget: int) -> bool:
 
 
 def play(run: ag.RunConfig, budget: int) -> None:
-    """Run a run until it has sampled this many tokens, starting from its last checkpoint if there is one."""
+    """Train until the run has sampled this many tokens, starting from its last checkpoint if there is one."""
     folder = run.output_dir
     assert folder is not None
     while not is_finished(folder, budget):

@@ -1,4 +1,4 @@
-"""GRPO of Qwen3-4B on python_math, on one 80 GB GPU that trainer and SGLang share.
+"""GRPO of Qwen3-4B on python_math, on one 80 GB GPU that the trainer and SGLang share.
 
 `python -m recipes.qwen3_4b_grpo` runs both on one GPU. With `--engine.colocate off`, the server uses a second GPU;
 with `--engine.urls`, the run uses a server that is already running. docs/gpus.md lists the memory and the commands.

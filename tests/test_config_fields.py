@@ -161,7 +161,7 @@ def test_a_configs_own_check_is_a_value_error_that_starts_with_its_field() -> No
 
 def test_a_subclass_of_run_config_is_refused_because_its_fields_would_be_ignored() -> None:
     with pytest.raises(
-        TypeError, match=r"^RunConfig: Mine is a subclass, whose settings nothing would read; make an in"
+        TypeError, match=r"^RunConfig: Mine is a subclass, and nothing would read its settings; make an in"
     ):
 
         class Mine(ag.RunConfig):

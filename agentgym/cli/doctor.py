@@ -1,4 +1,4 @@
-"""The command `agentgym doctor`: reports what works on this machine and how to get the rest, or checks a tokenizer."""
+"""The command `agentgym doctor`: reports what works on this machine, and what is missing, or checks a tokenizer."""
 
 import asyncio
 import importlib.util
@@ -29,20 +29,20 @@ PACKAGES = {
     "sglang": "not needed on a CPU; needs a separate virtual environment: docs/sglang.md of a checkout",
     "pytest-asyncio": "pip install pytest pytest-asyncio, for tests of an environment",
 }
-"""The packages to look for, and how to get each."""
+"""The packages to look for, and how to install each."""
 START_DOCKER = "install Docker, start it, and give this user access"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Whether one thing is available, and if not, how to get it."""
+    """The result of one check: whether something is available, and if not, how to get it."""
 
     name: str
     ok: bool
     detail: str
     get: str = ""
     otherwise: str = "missing"
-    """The word for a finding that is not ok."""
+    """The word that is printed if the finding is not ok."""
 
     def __str__(self) -> str:
         line = f"{'ok' if self.ok else self.otherwise:<9}{self.name:<16}{self.detail}".rstrip()
@@ -50,7 +50,7 @@ class Finding:
 
 
 def doctor(model: str | None = None) -> int:
-    """Report what works on this machine and how to get the rest.
+    """Report what works on this machine and how to install the rest.
 
     The exit code is 0 if a sandbox is available.
 
@@ -60,8 +60,9 @@ def doctor(model: str | None = None) -> int:
 
     Args:
         model: Check the tokenizer of this folder or hub name, or of "tiny", instead: whether its chat template only
-            ever appends, keeps the separators between turns, and reads tool calls back. The exit code is 0 if it does
-            the last two.
+            ever appends, keeps the separators between turns, and reads tool calls back. The exit code is 0 if the
+            last
+            two are true.
     """
     if model is not None:
         traits = list(model_findings(model))
@@ -70,7 +71,7 @@ def doctor(model: str | None = None) -> int:
         return 0 if all(check.ok for check in traits if check.name in ("separators", "tool calls")) else 1
     for finding in findings():
         say(str(finding))
-        flush()  # the next one may take seconds, and its log lines go elsewhere
+        flush()  # the next finding may take seconds, and its log lines go to stderr
     sandbox = _sandbox()
     say(str(sandbox))
     return 0 if sandbox.ok else 1
@@ -119,7 +120,7 @@ def model_findings(model: str) -> Iterator[Finding]:
 
 
 def findings() -> Iterator[Finding]:
-    """Yield one finding per part of this machine, without the verdict, which is the last line of `agentgym doctor`."""
+    """Yield one finding per part of this machine, without the verdict, which `agentgym doctor` prints last."""
     own = installed(DISTRIBUTION) or "a checkout that is not installed"
     yield Finding(name="agentgym", ok=True, detail=f"{own}, in {Path(__file__).parents[1]}")
     yield Finding(
@@ -206,7 +207,7 @@ def _bubblewrap() -> Finding:
 
 
 def _with_reset(found: Finding, spec: SandboxSpec) -> Finding:
-    """Return a finding extended by how its sandboxes are reset, which requires starting one."""
+    """Return a finding that also describes how its sandboxes are reset, which requires starting one."""
     from agentgym.sandboxes.choose import how_it_resets
 
     try:
@@ -216,7 +217,7 @@ def _with_reset(found: Finding, spec: SandboxSpec) -> Finding:
 
 
 def _podman() -> Finding:
-    """Return whether podman is installed, whose service can replace a Docker engine."""
+    """Return whether podman, whose service can replace a Docker engine, is installed."""
     path = shutil.which("podman")
     start = "podman system service --time=0 unix:///run/podman/podman.sock"
     get = (
@@ -250,7 +251,7 @@ def _runtimes() -> set[str]:
 
 
 def _gpus() -> Finding:
-    """Return the GPUs listed by the driver's own tool, because loading torch takes seconds."""
+    """Return the GPUs that nvidia-smi lists, because importing torch takes seconds."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         listed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)

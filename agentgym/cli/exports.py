@@ -41,7 +41,7 @@ def export_run(
     $ agentgym export runs/chase_grpo/20260801-101500 --to openai --phase all --output chats.jsonl
 
     Args:
-        run: The folder of a run or an evaluation, which holds rollouts.sqlite.
+        run: The folder of a run or an evaluation, which contains rollouts.sqlite.
         to: The format.
         output: The file or folder to write; by default export-sft.jsonl, export-openai.jsonl or export-atif in the run.
         min_reward: Leave out rollouts with a lower reward.
@@ -122,7 +122,7 @@ def _natural(path: Path) -> list[str | int]:
 
 
 def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
-    """Write a store of the rollouts, one in memory at a time, and settings with their model if they share one.
+    """Write the rollouts to a store, one in memory at a time, with settings that name their model if they share one.
 
     Returns:
         The number of rollouts, and the number of those without a reward. The folder appears once everything is
@@ -163,7 +163,7 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
 
 
 def _sign(folder: Path) -> None:
-    """Write the signs of suspicious rollouts, which require comparing a group's rollouts, whose files may be mixed."""
+    """Write the signs of suspicious rollouts at the end, since they need whole groups and files are in any order."""
     from agentgym.store.reader import RolloutStore
     from agentgym.store.writer import RolloutWriter
     from agentgym.types.rollout import Group

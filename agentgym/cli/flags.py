@@ -35,9 +35,9 @@ ENV, HELP = "--env.", ("-h", "--help")
 ENGINES = {"transformers": TransformersConfig, "sglang": SGLangConfig}
 """Engines by their name in `--engine`."""
 NO_ENV = "ENV"
-"""Placeholder for the env in the help of a command that was given none."""
+"""Placeholder for the env in the help of a command line that names no env."""
 NO_MODEL = "MODEL"
-"""Placeholder for the model of a role that only the command line names, until its flag is read."""
+"""Placeholder for the model of a role that only the command line names, until its flag is parsed."""
 ROLE = re.compile(r"--models[.]([\w-]+)")
 """Prefix of a model role's flags, with the role's name."""
 AT_A_URL = re.compile(r"--models[.]([\w-]+)[.](url|api[-_]key[-_]env)(=|$)")
@@ -177,10 +177,12 @@ def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterabl
     Args:
         rest: The words that tyro left over.
         prefixes: The prefixes of the flags.
-        known: Known flags, to suggest one.
+        known: Known flags, one of which an error may suggest.
 
     Raises:
-        RefusedWords: If a word isn't such a flag, in which case the message suggests a known one, or has no value.
+        RefusedWords: If a word isn't such a flag, or if a flag has no value. For an unknown flag, the message
+            suggests a
+            known one.
     """
     found: dict[str, str] = {}
     words = iter(rest)
@@ -246,7 +248,7 @@ def _meant(flag: str, known: Sequence[str]) -> str | None:
 
 
 def _tree(kind: type, now: Any) -> dict[str, Any]:
-    """Return a config's flags by field: a tree for a part, a switch's value, and None for any other."""
+    """Return a config's flags by field: a tree for a part, a switch's value, and None for any other field."""
     tree: dict[str, Any] = {}
     for name, hint in _hints(kind).items():
         value = getattr(now, name, None)
@@ -304,10 +306,10 @@ def _names(tree: Mapping[str, Any], prefix: str = "--") -> Iterator[str]:
 
 
 def _applied(config: T, given: Mapping[str, Any]) -> T:
-    """Return a config with these words as its fields.
+    """Return a config whose fields have the values of these words.
 
     Raises:
-        ValueError: If a value is wrong; the message names the field and what it expects.
+        ValueError: If a value is wrong; the message names the field and the expected value.
     """
     hints = _hints(type(config))
     changes: dict[str, Any] = {}
@@ -321,7 +323,7 @@ def _applied(config: T, given: Mapping[str, Any]) -> T:
 
 
 def _below(name: str, applied: Callable[[Any, Mapping[str, Any]], T], now: Any, given: Mapping[str, Any]) -> T:
-    """Return a part with these words; a ValueError names its fields below the part's name."""
+    """Apply words to a part of a config. A ValueError names fields below the part, as in `train.lr`."""
     try:
         return applied(now, given)
     except ValueError as error:
@@ -329,7 +331,7 @@ def _below(name: str, applied: Callable[[Any, Mapping[str, Any]], T], now: Any, 
 
 
 def _part(now: Any, given: Mapping[str, Any]) -> Any:
-    """Return a part of a config with these words: a config, configs by name, or an engine of the selected kind."""
+    """Apply words to a part of a config: a config, configs by name, or an engine of the selected kind."""
     if isinstance(now, Mapping):
         return {**now, **{name: _below(name, _role, now.get(name), words) for name, words in given.items()}}
     if KIND in given:
@@ -347,7 +349,7 @@ def _part(now: Any, given: Mapping[str, Any]) -> Any:
 
 
 def _role(now: ModelRoleConfig | None, given: Mapping[str, Any]) -> ModelRoleConfig:
-    """Return a model role with these words.
+    """Apply words to a model role.
 
     Raises:
         ValueError: If neither the recipe nor the command line names its model.
@@ -358,10 +360,10 @@ def _role(now: ModelRoleConfig | None, given: Mapping[str, Any]) -> ModelRoleCon
 
 
 def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
-    """Return the value of the words after a flag.
+    """Parse the words after a flag as a value of the field's type.
 
     Raises:
-        ValueError: If they don't have the field's type; the message names the field.
+        ValueError: If the words don't have the field's type; the message names the field.
     """
     if name == "env" and len(words) > 1:
         return _read(name, dict[str, float], _pairs(name, words, "an env and its weight"))
@@ -375,10 +377,10 @@ def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
 
 
 def _read(name: str, hint: Any, given: str | tuple[str, ...] | Mapping[str, str]) -> Any:
-    """Return the value of words.
+    """Parse words as a value of the type `hint`.
 
     Raises:
-        ValueError: If they don't have the field's type; the message names the field.
+        ValueError: If the words don't have the field's type; the message names the field.
     """
     adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
     try:
@@ -388,7 +390,7 @@ def _read(name: str, hint: Any, given: str | tuple[str, ...] | Mapping[str, str]
 
 
 def _variable(text: str) -> bool | int | float | str:
-    """Return the value of an untyped variable: a bool for true and false, a number, or else text."""
+    """Parse the value of an untyped variable: a bool for true and false, a number, or else text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     adapter = TypeAdapter[int | float | str](int | float | str, config=ConfigDict(allow_inf_nan=False))
@@ -443,7 +445,7 @@ def _with_env(run: RunConfig, texts: Mapping[str, str]) -> RunConfig:
 
 
 def _under(part: str, message: str) -> str:
-    """Return a message in which the fields it names are below a part of the config."""
+    """Prefix the fields that a message names with the name of the part that they belong to."""
     named = NAMED.match(message)
     if named is None:
         return f"{part}: {message}"
@@ -452,7 +454,7 @@ def _under(part: str, message: str) -> str:
 
 
 def _with_flags(message: str, typed: Mapping[str, Any]) -> str:
-    """Return a message in which the fields it names are replaced by the flags, as they were typed."""
+    """Replace the fields that a message names with their flags, as they were typed."""
     named = NAMED.match(message)
     if named is None:
         return message
@@ -472,7 +474,7 @@ def _flags_of(field: str, typed: Mapping[str, Any]) -> list[str]:
 
 
 def is_told(error: Exception) -> bool:
-    """Return whether the message alone says what to do: an agentgym error, or agentgym's refusal of a named field."""
+    """Return whether an error's message says what to do: an agentgym error, or agentgym's refusal of a named field."""
     if isinstance(error, AgentGymError | StoreError):
         return True
     last = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)][-1:]
@@ -483,7 +485,7 @@ def is_told(error: Exception) -> bool:
 def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[str]]:
     """Return tyro's result for a command's words, and the words it leaves over.
 
-    tyro only prints its errors, in a frame; the first sentence of that is used.
+    tyro only prints its errors, in a frame. The first sentence of the printed text becomes the message.
 
     Raises:
         RefusedWords: If tyro refuses a word.
@@ -517,6 +519,6 @@ def refusal(said: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a sentence in the form it has within another one."""
+    """Return a sentence in a form that fits into another sentence."""
     first = text[:1] if text[:2].isupper() else text[:1].lower()
     return _TYPE.sub("", first + text[1:]).removesuffix(".")

@@ -66,7 +66,7 @@ def _count_former_images() -> None:
 
 @contextmanager
 def _engine(*, told: bool = False) -> "Iterator[docker.APIClient | None]":
-    """Yield a client of the engine, or None if none runs, which is printed unless it was already `told`."""
+    """Yield a client of the engine, or None if no engine runs. That is printed, unless the user was already `told`."""
     from agentgym.sandboxes.docker.client import connect
 
     try:

@@ -13,7 +13,7 @@ from agentgym.errors import AgentGymError
 def ls(
     envs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[ENV ...]")] = (),
 ) -> int:
-    """List the environments in */env.py and envs/*/env.py, of installed packages, of the gallery, and those given.
+    """List the environments in */env.py and envs/*/env.py, in installed packages and the gallery, and those given.
 
     For example:
     $ agentgym ls

@@ -83,7 +83,7 @@ COMMANDS: Mapping[str, Any] = {
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    An agentgym error, or a missing package, is one line on stderr.
+    An agentgym error, or a missing package, is reported as one line on stderr.
     """
     args = sys.argv[1:] if args is None else list(args)
     if args[:1] in (["--version"], ["-V"]):
@@ -189,7 +189,7 @@ def _first_words(command: Any) -> str:
 
 
 def _unrun(command: Callable[..., int]) -> Callable[..., Any]:
-    """Return a function with the command's options that returns the command unrun, to keep tyro out of its output."""
+    """Return a function for tyro with the command's options, which returns a function that runs the command later."""
 
     def read(*values: Any, **named: Any) -> Callable[[], int]:
         return partial(command, *values, **named)

@@ -50,7 +50,7 @@ def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
         inner = adapter / "adapter"
         meant = f"; the adapter of that run is {inner}" if (inner / "adapter_config.json").is_file() else ""
         raise EngineError(
-            f"adapter {str(adapter)!r} holds no adapter_config.json; give the folder of an adapter{meant}"
+            f"adapter {str(adapter)!r} contains no adapter_config.json; give the folder of an adapter{meant}"
         )
     with boundary(EngineError, f"adapter {str(adapter)!r}"):
         config = adapter_config(adapter)

@@ -25,7 +25,7 @@ def say(line: str) -> None:
 
 
 def flush() -> None:
-    """Write the buffered output; the errors are those of `say`."""
+    """Write the buffered output. Raises the same errors as `say`."""
     _write(None)
 
 

@@ -43,11 +43,13 @@ STOPPING = (
     "{name}: stopping after the current training step or weight sync; the sandboxes and the engine are closed, and the "
     "last finished step is saved. Press Ctrl-C to exit at once with the checkpoints that are on disk"
 )
-"""Message after the first signal, followed by seconds in which nothing seems to happen."""
+"""Message after the first signal, because stopping can take seconds in which nothing else is printed."""
 
 
 def main(recipe: RunConfig, *, callbacks: Iterable[Callback] = ()) -> None:
-    """Run a recipe from the command line. A stop at any moment keeps the last finished step and prints how to resume.
+    """Run a recipe from the command line.
+
+    If the run is stopped at any moment, it saves the last finished step and prints how to resume.
 
     Flags override the recipe's settings: `--max-steps 40 --train.lr 1e-3`. `--engine sglang` samples through SGLang
     servers, and `--engine module:Class` through a custom engine; the flags under `--engine.` are then that engine's.
@@ -96,7 +98,14 @@ def settings(recipe: RunConfig, words: Sequence[str], *, about: str = "") -> Run
 
 @contextmanager
 def program(name: str) -> Iterator["Stop"]:
-    """Run a recipe inside: a signal stops it, and an error that says what to do becomes one line with the name."""
+    """Run a recipe in the block. A signal stops it, and an error that says what to do is printed as one line.
+
+    Yields:
+        The handler of signals, which also describes how much of the run is saved.
+
+    Raises:
+        SystemExit: To report such an error.
+    """
     stop = Stop()
     try:
         with stop:
@@ -183,16 +192,17 @@ def _flag(name: str, value: str) -> list[str]:
 
 
 class Stop:
-    """Turns the first SIGINT or SIGTERM into a cancellation of the run; open from before the run's start to its end.
+    """Turns the first SIGINT or SIGTERM into a cancellation of the run. Open it from before the run's start to its end.
 
-    Before the run has started, or has met the other processes that torchrun starts, there is nothing to clean up, so
-    the process ends immediately: one of the others may have been refused or killed and never come. A second Ctrl-C
-    always ends the process; a SIGTERM after the first signal, which torchrun sends, changes nothing.
+    Before the run has started, or has connected to the other processes that torchrun starts, there is nothing to
+    clean
+    up, so the process exits immediately: another process may have been refused or killed and never connect. A second
+    Ctrl-C always ends the process; a SIGTERM after the first signal, which torchrun sends, is ignored.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """Number of the first signal, or None if none has come."""
+        """Number of the first signal, or None if no signal has arrived."""
         self.folder: Path | None = None
         self.made: Path | None = None
         """The run's folder if it was created for the run, and is removed if the run doesn't start."""
@@ -227,7 +237,7 @@ class Stop:
         os.write(2, f"{cursor}\nStopped by {_name(self.number)}: {self.kept()}\n".encode())
 
     def kept(self) -> str:
-        """Return a sentence on how much of the run is on disk, and the command that resumes it."""
+        """Return a sentence about how much of the run is on disk, with the command that resumes it."""
         folder = self.folder and place_now(self.folder)
         if folder is None or not (folder / SETTINGS).exists():
             return f"nothing was started; to run it: {_command(sys.argv[1:])}"
@@ -253,7 +263,7 @@ class Stop:
 
 
 def _waits_for_others() -> bool:
-    """Return whether this process runs with others of which some haven't come yet."""
+    """Return whether this process runs with others, some of which haven't connected yet."""
     from agentgym.train.distributed import all_came  # loads torch, which a started run has already loaded
 
     return not all_came()

@@ -23,7 +23,7 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path | None
 
     Args:
         runs: Folders of runs or evaluations; for any other folder, those directly below it.
-        output_dir: The folder for report.html and the plots; by default `report` in the only RUN, or in this folder.
+        output_dir: The folder for report.html and the plots; by default RUN/report, or ./report for several runs.
         transcripts: The maximum number of best and of worst rollouts for each line; 0 for none.
     """
     from agentgym.cli.doctor import installed

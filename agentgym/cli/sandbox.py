@@ -41,9 +41,9 @@ def build(
     $ agentgym sandbox build --dockerfile folder --tag my-sandbox
 
     Args:
-        from_debootstrap: Build it on a minimal Debian, for machines that reach no registry. Needs root.
-        base: The image to build on. One without a python3 gets this machine's.
-        dockerfile: A folder with a Dockerfile, on whose image to build.
+        from_debootstrap: Build it on a minimal Debian, for machines that can't reach a registry. Needs root.
+        base: The image to build on. If it has no python3, this machine's is added.
+        dockerfile: A folder with a Dockerfile, whose image to build on.
         pip: A package that code in the sandbox can import; may be given several times.
         apt: A package of the image's Debian or Ubuntu; may be given several times.
         tag: The image's name; by default the one that Docker sandboxes use.

@@ -18,7 +18,7 @@ from agentgym.types.transcript import one_line, printable
 ROWS = 20
 """Number of table rows without --limit."""
 TRANSCRIPTS = 10
-"""Number of transcripts if neither the choice nor --limit gives one."""
+"""Number of transcripts if neither the selection nor --limit sets one."""
 TRAIN = "train"
 """The phase of the rollouts that a run trains on."""
 ALL = "all"
@@ -50,7 +50,7 @@ def show(
     $ agentgym show runs/chase_grpo/20260801-101500 --id 17 task-3/0 --full | less
 
     Args:
-        run: The folder of the run, which holds rollouts.sqlite.
+        run: The folder of the run, which contains rollouts.sqlite.
         worst: Print the transcripts of this many rollouts with the lowest rewards; those of training, if there are
             any.
         best: Print the transcripts of this many rollouts with the highest rewards; those of training, if there are
@@ -106,14 +106,14 @@ def opened(run: Path) -> RolloutStore:
     """Return the store of the run.
 
     Raises:
-        AgentGymError: If there is none; the message says what to name instead.
+        AgentGymError: If there is no store; the message suggests what to name instead.
     """
     if not run.exists():
         raise AgentGymError(f"run: there is no folder {run}; name the folder of a run, such as runs/RECIPE/TIME")
     if not (run / FILE).is_file():
         within = sorted(run.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
         hint = f"the latest run in it is {within[-1].parent}" if within else "name the folder of a run"
-        raise AgentGymError(f"run: {run} holds no {FILE}; {hint}")
+        raise AgentGymError(f"run: {run} contains no {FILE}; {hint}")
     return RolloutStore(run)
 
 

@@ -23,8 +23,8 @@ def view(
 ) -> int:
     """Show runs and evaluations in the browser, finished or not: curves, tables, and rollouts token by token.
 
-    It prints the address of a page on this machine and serves it until Ctrl-C. The folders, which may be a
-    stranger's, are only read: the search index is stored in the user's cache. The address holds a token, without
+    It prints the address of a page on this machine and serves it until Ctrl-C. The folders, which may come from a
+    stranger's, are only read: the search index is stored in the user's cache. The address contains a token, without
     which requests are refused.
 
     For example:
@@ -35,7 +35,7 @@ def view(
     Args:
         runs: Folders of runs or evaluations, or folders that have some below them; runs that start later are found,
             too.
-        host: The address to listen on; any other than this machine's lets others on the network send requests.
+        host: The address to listen on; any address other than this machine's lets others on the network send requests.
         port: The port to listen on; 0 picks a free one.
         token: Require the token in the address.
         browser: Open the page in a browser if there is one.

@@ -26,20 +26,22 @@ from agentgym.types.rollout import Group, Rollout
 from agentgym.types.weights import Adapter, ModelWeights
 
 SAME = 1e-3
-"""Maximum difference, in nats, between the scores of workers' separate engines for the same policy."""
+"""Maximum difference, in nats, between the scores that workers' separate engines give the same policy."""
 
 
 class WorkerEngines:
-    """The engines of all workers as one `Engine`: it sends each policy to every worker, and compares their scores.
+    """Combines the engines of all workers into one `Engine`.
 
-    `servers` is the driver's client of the servers that the workers use; None if each worker has its own engine.
+    It sends each policy to every worker, and compares the workers' scores. `servers` is the driver's client of the
+    servers
+    that the workers use; None if each worker has its own engine.
     """
 
     def __init__(self, workers: Workers, tokenizer: ChatTokenizer | None, servers: Any | None) -> None:
         self._workers, self._tokenizer, self._servers = workers, tokenizer, servers
         self._version = 0
         self._given: Any = None
-        """The policy in the object store, or the result of its push to the servers; None for the base model."""
+        """The policy in the object store, or the result of pushing it to the servers; None for the base model."""
         workers.renew_policy = self._renew
 
     @property
@@ -102,7 +104,7 @@ class WorkerEngines:
         await self._workers.ask_all("pull", self._given)
 
     async def _renew(self, rank: int, worker: Any) -> None:
-        """Send a new worker the policy that the others have."""
+        """Send a new worker the policy that the other workers have."""
         if self._given is None:
             return
         if self._servers is None:
@@ -114,8 +116,8 @@ class WorkerEngines:
         """Return the engines' log-probabilities.
 
         Raises:
-            EngineError: If a worker's differ from those of worker 0, so that it has another policy; the message names
-                the worker.
+            EngineError: If a worker's log-probabilities differ from those of worker 0, which means that its policy is
+                another one. The message names the worker.
         """
         if self._servers is not None:
             scores: Floats = await self._servers.score(token_ids, sampling=sampling)
@@ -165,7 +167,7 @@ class ClusterCollector(Collector):
         alone: bool = False,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator[BatchScheduler]:
-        """Open the schedulers of all workers. `on_rollout` gets a batch's rollouts after the batch has arrived."""
+        """Open the schedulers of all workers. `on_rollout` is called with a batch's rollouts after it arrives."""
         scheduler = ClusterScheduler(self.workers, schedule, self.world, on_rollout)
         await scheduler.begin(sampler_states)
         self.workers.renew_schedule = scheduler.renew
@@ -187,14 +189,14 @@ class ClusterScheduler(BatchScheduler):
     states: list[dict[str, Any]] = field(default_factory=list)
     """The sampler state of each worker after the last batch, by rank."""
     collecting: bool = False
-    """Whether a batch is being collected; groups of it that a lost worker had started then count as dropped."""
+    """Whether a batch is being collected. If so, the batch's groups that a lost worker had started count as dropped."""
     begun: Counter[int] = field(default_factory=Counter)
     """Groups of the current batch that lost workers had started, by rank."""
     counted: Counter[int] = field(default_factory=Counter)
     """Rollouts that already count as lost in the next batch's statistics, by rank."""
 
     async def begin(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Open every worker's scheduler from these states, which may be those of any number of workers."""
+        """Open every worker's scheduler from these states, which may come from a different number of workers."""
         self.states = await self.workers.ask_all("begin", self.schedule, list(states))
 
     async def play(self, to_come: int | None) -> Sequence[PlayedShare]:

@@ -30,17 +30,17 @@ from agentgym.types.task import Task
 
 T = TypeVar("T")
 BESIDE = 16
-"""Calls that a worker handles in addition to its rollouts."""
+"""Maximum number of calls that a worker handles at once in addition to its rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """An engine's servers and the policy to request from them."""
+    """The servers of an engine, and the policy to request from them."""
 
     model: str
     config: SGLangConfig
     policy: Any
-    """None for the model that the servers loaded."""
+    """The policy to sample from; None for the model that the servers loaded."""
 
 
 Elsewhere: TypeAlias = Path | str | Endpoint | Served
@@ -152,7 +152,7 @@ class RayPlaying:
     def __init__(self, workers: Workers, tokenizers: Mapping[str, Any]) -> None:
         self._workers, self._tokenizers = workers, tokenizers
         self._busy = [0] * len(workers.handles)
-        """Rollouts that each worker is running."""
+        """Number of rollouts that each worker is running."""
 
     async def play(self, task: Task, rollout_id: str) -> Rollout:
         """Return a rollout of the task; a failed one if the task's own code canceled it."""
@@ -190,7 +190,7 @@ async def open_playing_on_ray(
     address: str,
     workers: int | None,
 ) -> AsyncIterator[RayPlaying]:
-    """Join the cluster and start an evaluation's workers, each of which opens the model. They end with the block.
+    """Join the cluster and start an evaluation's workers, each of which opens the model. They stop when the block ends.
 
     Raises:
         ValueError: If something can't be opened in another process: sandboxes, an engine, or a class inside a

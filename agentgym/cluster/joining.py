@@ -1,4 +1,4 @@
-"""Joining or starting a Ray cluster, its room for workers, and env names that are valid on all its nodes."""
+"""Joins or starts a Ray cluster, counts the workers that fit in it, and finds env names that all its nodes know."""
 
 import asyncio
 import logging
@@ -27,15 +27,15 @@ AUTO = "auto"
 ANSWERS_S = 10.0
 """Timeout in seconds for a connection to an existing cluster."""
 PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "DOCKER_HOST")
-"""Variables that every actor gets from this process's environment, besides those that begin with AGENTGYM_."""
+"""Environment variables that every actor gets from this process, besides those that begin with AGENTGYM_."""
 
 
 @asynccontextmanager
 async def joined(address: str, *, cpus: float) -> AsyncIterator[None]:
     """Join the Ray cluster at the address; for auto, start one on this machine if none is running.
 
-    A cluster started here has at least `cpus` CPUs and ends with the block. A cluster that this process had joined
-    before is used and stays joined.
+    A cluster started here has at least `cpus` CPUs and is shut down when the block ends. If this process has already
+    joined a cluster, that cluster is used and stays joined.
     """
     started = not ray.is_initialized()
     if started:
@@ -85,7 +85,7 @@ def _refuse_silent(address: str) -> None:
 
 
 def worker_count(config: ClusterConfig, most: int) -> int:
-    """Return the number of rollout workers in the config, or else what the cluster has room for, at most `most`."""
+    """Return the configured number of rollout workers, or else the number that fits in the cluster, at most `most`."""
     if config.workers is not None:
         return config.workers
     sandboxes = ray.cluster_resources().get(SANDBOX, 0)

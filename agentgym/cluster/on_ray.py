@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def joined_cluster(run: RunConfig, losses: Losses) -> AsyncIterator["Cluster"]:
-    """Join the run's Ray cluster, or start one on this machine. The run's actors end with the block."""
+    """Join the run's Ray cluster, or start one on this machine. The run's actors stop when the block ends."""
     _refuse_unspreadable(run)
     parts = run.cluster
     cpus = parts.trainers * parts.trainer_cpus + ((parts.workers or 1) + parts.eval_workers) * parts.worker_cpus
@@ -64,7 +64,7 @@ def _refuse_unspreadable(run: RunConfig) -> None:
     servers = [name for name, named in run.models.items() if isinstance(named.engine, SGLangConfig)]
     if launched := [name for name in servers if not cast("SGLangConfig", run.models[name].engine).urls]:
         raise ValueError(
-            f"models.{launched[0]}.engine: on Ray, a run can't launch these servers; start them, and set urls"
+            f"models.{launched[0]}.engine: on Ray, a run can't launch these servers; start them yourself, and set urls"
         )
 
 
@@ -74,7 +74,7 @@ def _portable_envs(run: RunConfig) -> Any:
         return _portable(run.env)
     found = {name: _portable(name) for name in run.env}
     if renamed := [name for name, portable in found.items() if member_name(portable) != member_name(name)]:
-        raise ValueError(f"env: on Ray, set the mixture's {renamed[0]} as module:Class, here {found[renamed[0]]}")
+        raise ValueError(f"env: on Ray, set the mixture's {renamed[0]} as module:Class, which is {found[renamed[0]]}")
     return {found[name]: weight for name, weight in run.env.items()}
 
 
@@ -225,7 +225,7 @@ class Cluster:
             yield client
 
     def world(self) -> int:
-        """Return the run's number of rollout workers, or else what the cluster currently has room for."""
+        """Return the configured number of rollout workers, or else the number that currently fits in the cluster."""
         return worker_count(self.run.cluster, self.run.prompts_per_step)
 
     def _start_worker(self, urls: Callable[[], tuple[str, ...]], rank: int, world: int) -> Any:

@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ServerActor:
-    """Launches one server on its node, on the GPUs that Ray assigned, and restarts it if it ends by itself."""
+    """Launches one server on its node, on the GPUs that Ray assigned, and restarts it if it terminates unexpectedly."""
 
     def __init__(self, model: Path | str, config: SGLangConfig) -> None:
         host = ray.util.get_node_ip_address()
@@ -56,7 +56,7 @@ class Servers:
     """Counts lost servers and their replacements."""
     moved: Callable[[str, str], Awaitable[None]] | None = None
     lost: int = 0
-    """Number of lost servers, of which at most `restarts` are replaced."""
+    """Number of lost servers. At most `restarts` of them are replaced."""
     actors: dict[str, Any] = field(default_factory=dict)
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
 

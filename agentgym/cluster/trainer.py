@@ -29,7 +29,7 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 T = TypeVar("T")
 LOST_S = 10.0
-"""Seconds after a training process's error within which the end of another process is considered its cause."""
+"""Seconds to wait, after a training process's error, for another process to end, which is then considered the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class TrainerProcess:
         self._kept: Snapshot | None = None
 
     def address(self) -> tuple[str, int]:
-        """Return the host and port where the other processes can connect to the first one."""
+        """Return a host and port of this process at which the other processes can connect to it."""
         return ray.util.get_node_ip_address(), free_port()
 
     def open(self, master: tuple[str, int], model: Path | str, config: TrainConfig, seed: int) -> TrainerFacts:
@@ -71,11 +71,11 @@ class TrainerProcess:
         return done if self._opened.rank == 0 else None
 
     def keep(self) -> None:
-        """Hold a snapshot in this process's memory, replacing the previous one."""
+        """Store a snapshot in this process's memory, replacing the previous one."""
         self._kept = self._opened.snapshot()
 
     def kept(self) -> Snapshot | None:
-        """Return the held snapshot, which is complete if an adapter is trained."""
+        """Return the stored snapshot, which is complete if an adapter is trained."""
         return self._kept
 
     def write_part(self, folder: Path, step: int, run: Mapping[str, Any], keep: int) -> None:
@@ -107,7 +107,7 @@ class ClusterSnapshot:
     trainer: "ClusterTrainer"
 
     def write_checkpoint(self, folder: Path, step: int, *, run: Mapping[str, Any], keep: int) -> None:
-        """Write the checkpoint: an adapter's on the driver, a full model's by every process into the same folder."""
+        """Write the checkpoint: an adapter's from the driver, a full model's from every process into one folder."""
         if self.trainer.adapts:
             self._whole().write_checkpoint(folder, step, run=run, keep=keep)
         else:
@@ -128,7 +128,7 @@ class ClusterSnapshot:
 class ClusterTrainer:
     """Trains in separate processes, and is used like a `Trainer` of a single process.
 
-    If a process ends by itself, the call raises TrainerLost, and so does every later call.
+    If a process terminates unexpectedly, the call raises TrainerLost, and so does every later call.
     """
 
     rank, world = 0, 1
@@ -175,13 +175,13 @@ class ClusterTrainer:
         return objects
 
     def first(self, work: Callable[[], T]) -> T:
-        """Run the work here, on the driver."""
+        """Run `work` on the driver."""
         return work()
 
     async def step_and_logprobs(
         self, samples: Sequence[Sample]
     ) -> tuple[dict[str, float], dict[SampleKey, ScoredSample]]:
-        """Run a step in all processes. The samples are put into the object store once."""
+        """Run a step in all processes. The samples are put into the object store once for all of them."""
         done: tuple[dict[str, float], dict[SampleKey, ScoredSample]]
         done = await asyncio.to_thread(lambda: self.all_of("step_and_logprobs", ray.put(samples)))
         return done
@@ -215,7 +215,7 @@ class ClusterTrainer:
             self._call("save", Path(path).absolute(), files=dict(files))
 
     def snapshot(self) -> ClusterSnapshot:
-        """Have every process hold a copy of everything that training resumes from."""
+        """Have every process store a copy of everything that training resumes from."""
         self.all_of("keep")
         return ClusterSnapshot(self)
 

@@ -26,7 +26,7 @@ from agentgym.weight_sync.sync import load
 
 _LOG = logging.getLogger(__name__)
 Policy: TypeAlias = Adapter | ModelWeights | None
-"""A policy that a worker's own engine can load; None for the base model."""
+"""A policy that a worker's separate engine can load; None for the base model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class EngineFacts:
 
 
 def facts_of(engine: Engine) -> EngineFacts:
-    """Return an open engine's information for the driver."""
+    """Return the driver's information about an open engine."""
     return EngineFacts(
         context_tokens=engine.context_tokens,
         dtype=str(getattr(engine, "dtype", "")),
@@ -68,7 +68,7 @@ def sendable_tokenizers(policy: Engine, models: Mapping[str, Engine]) -> dict[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One worker's share of a batch, with its sampler state after it, so that both arrive or neither does."""
+    """One worker's share of a batch and its sampler state after the batch, so that both arrive or neither does."""
 
     share: PlayedShare
     state: dict[str, Any]
@@ -77,7 +77,7 @@ class Played:
 class RolloutWorker:
     """Runs the rollouts of one share. Call `open` first and `close` last.
 
-    `urls` are the servers that its engine uses. If there are none, the engine runs in this process.
+    `urls` are the servers that the worker's engine uses. If there are none, the engine runs in this process.
     """
 
     def __init__(self, run: RunConfig, share: Share, urls: Sequence[str] = ()) -> None:
@@ -90,7 +90,7 @@ class RolloutWorker:
         self._scheduler: BatchScheduler | None = None
 
     async def open(self) -> EngineFacts:
-        """Open engine, sandboxes, resources and model roles, unless they are open."""
+        """Open the engine, sandboxes, resources and model roles, unless they are already open."""
         if self._collector is not None:
             return facts_of(self._collector.engine)
         run = self._run
@@ -135,7 +135,7 @@ class RolloutWorker:
         return list(await replace(self._opened, peers=Share()).collect(tasks, schedule, must_score=False))
 
     async def load(self, policy: Policy, version: int) -> None:
-        """Sample from this policy with this process's engine."""
+        """Load this policy into this process's engine, to sample from it."""
         with all_clocks_stopped():
             await load(self._opened.engine, policy, version=version)
 
@@ -146,11 +146,11 @@ class RolloutWorker:
             engine.move(old, new)
 
     async def hold(self) -> None:
-        """Send no requests until `pull`, if a push changes the weights that the servers' requests are sampled from."""
+        """Send no requests until `pull`, if pushing a policy changes the weights under requests that are running."""
         await self._shared.hold()
 
     async def pull(self, pushed: Any) -> None:
-        """Sample from a policy that the driver pushed to the servers."""
+        """Start sampling from a policy that the driver pushed to the servers."""
         with all_clocks_stopped():
             await self._shared.pull(pushed)
 

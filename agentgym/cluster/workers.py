@@ -39,12 +39,12 @@ class Workers:
     start: Start
     restarts: int
     losses: Losses
-    """Counts workers that ended by themselves and their replacements."""
+    """Counts workers that terminated unexpectedly, and their replacements."""
     kind: Literal["workers", "eval_workers"] = "workers"
     """The workers' name in the counts of lost processes."""
     facts: EngineFacts | None = None
     lost: int = 0
-    """Number of workers that ended by themselves since `open`; at most `restarts` are replaced."""
+    """Number of workers that terminated unexpectedly since `open`; at most `restarts` are replaced."""
     handles: list[Any] = field(default_factory=list)
     renew_policy: Renew | None = None
     """Sends a new worker the run's current policy, before any other call."""
@@ -53,7 +53,7 @@ class Workers:
     _replacing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self, world: int) -> None:
-        """Start and open this many workers; replace those that are lost meanwhile."""
+        """Start and open `world` workers, and replace any that are lost meanwhile."""
         self.handles = [self.start(rank, world) for rank in range(world)]
         await self._placed(self.handles)
         facts = await self.ask_all("open")
@@ -62,7 +62,7 @@ class Workers:
         self.facts = facts[0]
 
     async def resize(self, world: int) -> None:
-        """Restart all workers, in this number, each with the run's current policy."""
+        """Replace all workers with `world` new ones, each with the run's current policy."""
         _LOG.warning("the run continues with %d rollout workers instead of %d", world, len(self.handles))
         await self.close()
         await self.open(world)
@@ -74,7 +74,7 @@ class Workers:
                     await self.replace(rank, handle, error)
 
     async def close(self) -> None:
-        """Close all workers and end their processes."""
+        """Close all workers and terminate their processes."""
         handles, self.handles = self.handles, []
         closing = [asyncio.wrap_future(handle.close.remote().future()) for handle in handles]
         if closing:
@@ -86,7 +86,7 @@ class Workers:
             ray.kill(handle)
 
     async def _placed(self, handles: Sequence[Any]) -> None:
-        """Wait until the processes run or have ended again.
+        """Wait until each process either runs or has ended.
 
         Raises:
             AgentGymError: If the cluster has no room for them in time.
@@ -110,7 +110,7 @@ class Workers:
         return await together([self.ask(rank, method, *values) for rank in range(len(self.handles))])
 
     async def replace(self, rank: int, handle: Any, error: Exception) -> None:
-        """Start a replacement for a worker that has ended, unless that was done already.
+        """Start a replacement for a worker that has ended, unless it was already replaced.
 
         Raises:
             WorkersLost: If more than `restarts` workers have ended.
@@ -135,20 +135,20 @@ class Workers:
                     await renew(rank, fresh)
             except RayActorError as again:
                 self.handles[rank] = fresh
-                _LOG.warning("its replacement has ended, too: %s", str(again).splitlines()[0])
-                return  # the next call to it notices and counts that
+                _LOG.warning("the replacement has ended, too: %s", str(again).splitlines()[0])
+                return  # the next call to the replacement notices and counts this
             self.handles[rank] = fresh
             self.losses.count(f"{self.kind}_replaced")
 
 
 async def _started(handle: Any) -> None:
-    """Wait until an actor's process runs or has ended; the next call to it notices the latter."""
+    """Wait until an actor's process runs or has ended. If it has ended, the next call to the actor raises an error."""
     with suppress(RayActorError):
         await answer(handle.__ray_ready__.remote())
 
 
 def no_room(wanted: str) -> AgentGymError:
-    """Return an error that says that the cluster has no room for actors, and what to do."""
+    """Return an error that reports that the cluster has no room for `wanted`, and how to change that."""
     there = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU", SANDBOX)}
     return AgentGymError(
         f"cluster: there was no room for {wanted} within {PLACE_S:g} s; the cluster has {there or 'nothing'}. Lower "
@@ -157,7 +157,7 @@ def no_room(wanted: str) -> AgentGymError:
 
 
 async def answer(asked: Any) -> Any:
-    """Wait for a result. Raise an error of the worker's code as that code raised it."""
+    """Wait for a result. An error in the worker's code is raised as the worker raised it."""
     try:
         return await asked
     except RayTaskError as error:
@@ -165,7 +165,7 @@ async def answer(asked: Any) -> Any:
 
 
 async def answers(asked: Sequence[Any]) -> list[Any]:
-    """Wait for all results; the first error ends the wait."""
+    """Wait for all results, or until the first error."""
     return await together([answer(each) for each in asked])
 
 

@@ -29,13 +29,13 @@ class Comparison:
     rewards: Mapping[str, tuple[float, float]]
     """Each task's mean reward in the first and in the second evaluation, by task id."""
     left_out: int = 0
-    """Number of tasks that are left out because only one side has a scored rollout of them."""
+    """Number of tasks that are left out because at most one side has a scored rollout of them."""
     attempts_left_out: int = 0
-    """Number of scored attempts that are left out because the other side has fewer at their task."""
+    """Number of scored attempts that are left out because the other side has fewer attempts at their task."""
     seeds: tuple[int | None, int | None] = (None, None)
     """The seeds of the first and the second evaluation; None if unknown."""
     sides: tuple[str, str] = ("", "")
-    """Which evaluation of a run each side is; empty for a separate evaluation."""
+    """The name of each side within its training run, such as "before training"; empty for a separate evaluation."""
     bounds: tuple[float, float] = (0.0, 1.0)
     """The smallest and largest possible reward, as far as known."""
 
@@ -48,7 +48,7 @@ class Comparison:
 
     @property
     def luck(self) -> str:
-        """A text about whether both have the same seed, with which attempts have the same random draws in the env."""
+        """A description of the seeds. With the same seed, the env's random draws are the same in both evaluations."""
         one, other = ("unknown" if seed is None else str(seed) for seed in self.seeds)
         if one == other != "unknown":
             return f"seed {one} in both"
@@ -83,7 +83,7 @@ class Comparison:
 
     @property
     def least_p(self) -> float:
-        """The smallest p that these tasks could give: the p if all differing tasks differed in the same direction."""
+        """The smallest p that these tasks could have: the p if all differing tasks differed in the same direction."""
         return least_p(list(self.differences.values()))
 
 
@@ -96,11 +96,11 @@ def compare(
 ) -> Comparison:
     """Compare two evaluations, or the folders in which they are stored.
 
-    The seeds may differ; `Comparison.luck` says whether they do.
+    The seeds may differ; `Comparison.luck` describes them.
 
     Args:
         one: The first evaluation, its folder, or a training run's folder.
-        other: The second one.
+        other: The second evaluation, in the same forms.
         phase: Which evaluation of a training run to use: `after` training, `before` it, or a number of steps; or two
             of these, for the first and the second.
         common: Whether to compare only the tasks that both have, instead of raising an error if their tasks differ.
@@ -110,7 +110,7 @@ def compare(
 
     Raises:
         ValueError: If the tasks aren't the same, a task's fields differ, or no task has a scored rollout in both.
-        AgentGymError: If a folder holds no such evaluation.
+        AgentGymError: If a folder contains no such evaluation.
     """
     phases = (phase, phase) if isinstance(phase, str) else tuple(phase)
     if len(phases) not in (1, 2):
@@ -124,7 +124,7 @@ def compare(
     changed = [name for name in both if first.differs(second, name)]
     if changed:
         raise ValueError(
-            f"other: task {changed[0]!r} differs from that in the first evaluation; evaluate the same tasks"
+            f"other: task {changed[0]!r} differs from the one in the first evaluation; evaluate the same tasks"
         )
     left_out = len(first.played ^ second.played) if common else 0
     left_out += len((first.played & second.played) - set(both))
@@ -154,7 +154,7 @@ def _as_many(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[list
 
 
 def _refuse_other_tasks(first: "_Side", second: "_Side") -> None:
-    """Raise ValueError if the two don't have the same tasks."""
+    """Raise ValueError if the two evaluations don't have the same tasks."""
     if not first.played ^ second.played or not first.played & second.played:
         return
     alone = [sorted(a - b) for a, b in ((first.played, second.played), (second.played, first.played))]
@@ -171,7 +171,7 @@ class _Side:
     """One of two evaluations: the rewards of each task, and the tasks' fields if known."""
 
     attempts: Mapping[str, Mapping[int, float]]
-    """The rewards of each task's scored attempts, by attempt number; without tasks that have none."""
+    """The rewards of each task's scored attempts, by attempt number. Tasks without scored attempts are omitted."""
     played: Set[str]
     """All evaluated tasks, including those without a scored rollout."""
     bounds: tuple[float, float]
@@ -189,14 +189,14 @@ class _Side:
 
     @classmethod
     def holding(cls, found: Mapping[str, Mapping[int, float | None]], **known: Any) -> "_Side":
-        """Return a side from the reward of each attempt, which is None for a failed one."""
+        """Create a side from the reward of each attempt, which is None for a failed one."""
         scored = {name: {n: r for n, r in sorted(of.items()) if r is not None} for name, of in found.items()}
         rewards = [reward for of in scored.values() for reward in of.values()]
         attempts = {name: of for name, of in scored.items() if of}
         return cls(attempts, set(found), (min([0.0, *rewards]), max([1.0, *rewards])), **known)
 
     def differs(self, other: "_Side", name: str) -> bool:
-        """Return whether both sides know the fields of the task and these differ."""
+        """Return whether both sides know the fields of this task and the fields differ."""
         one, two = self.tasks.get(name), other.tasks.get(name)
         return one is not None and two is not None and not same_fields(one, two)
 
@@ -224,7 +224,7 @@ def _read(folder: Path, phase: str) -> _Side:
 
 
 def _number(rollout_id: str, otherwise: int) -> int:
-    """Return an attempt's number, the last part of its rollout's id, or `otherwise` if the id has another form."""
+    """Return an attempt's number from the end of its rollout's id, or `otherwise` if the id has another form."""
     last = rollout_id.rpartition("/")[2]
     return int(last) if last.isdecimal() and len(last) < 19 else otherwise
 
@@ -232,7 +232,7 @@ def _number(rollout_id: str, otherwise: int) -> int:
 def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, trained: bool) -> tuple[str, int | None, str]:
     """Return the requested evaluation's phase, step and name; the name of a separate evaluation is ""."""
     if not held:
-        raise AgentGymError(f"run: {folder} holds no evaluation; give the folder of one")
+        raise AgentGymError(f"run: {folder} contains no evaluation; pass the folder of one")
     if not trained and [of for of, _ in held] == [PHASE]:
         return PHASE, None, ""
     names = {name: (of, step) for of, step in held for name in _names(of, step)}

@@ -14,7 +14,7 @@ from agentgym.types.rollout import Group, Rollout
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "requests", "uncounted_requests", "cost")
 COUNTED = tuple(f"usage/{name}" for name in _COUNTS)
-"""The metrics of a rollout that hold an endpoint's usage counts."""
+"""The metrics of a rollout that store an endpoint's usage counts."""
 CALLS = ("tool_calls", "tool_errors", "malformed_calls", "retries")
 """The metrics of a rollout that count its tool calls and its retries."""
 
@@ -33,7 +33,7 @@ class Evaluation:
     solved: float = 1.0
     """Minimum reward of an attempt that solves its task."""
     resumed: int | None = None
-    """Number of rollouts that the folder already had and that weren't run again; None without `resume`."""
+    """Number of rollouts that the folder already contained and that weren't run again; None without `resume`."""
     not_kept: int = 0
     """Number of rollouts that couldn't be written to `output_dir`, for example because the disk is full; `resume`
     runs them again.
@@ -67,15 +67,15 @@ class Evaluation:
     def failures(self) -> list[tuple[str, int]]:
         """The kinds of failures and how often each occurred, most frequent first.
 
-        Failures of the same type and place are one kind, whatever their messages; the first message represents the
-        kind.
+        Failures of the same type at the same place in the code are one kind, even if their messages differ; the first
+        message represents the kind.
         """
         counts = FailureCounts()
         counts.add(self.rollouts)
         return counts.most_common()
 
     def metrics(self) -> dict[str, float]:
-        """Return the scores under the names that logs use."""
+        """Return the scores under the names that they have in logs."""
         passes = {f"eval/pass@{k}": self.pass_at(k) for k in sorted({1, self.k})}
         counts = {"eval/rollouts": float(len(self.rollouts)), "eval/failed": float(self.failed)}
         named = {f"eval/reward/{name}": value for name, value in self.named_rewards().items()}
@@ -94,8 +94,9 @@ class Evaluation:
     def ids_solved(self, least: float, most: float, *, solved: float | None = None) -> list[str]:
         """Return the ids of the tasks whose share of solved rollouts is between `least` and `most`, inclusive.
 
-        Only scored rollouts count, and tasks without any are left out. The ids, written to a file with one per line,
-        can be a run's `tasks_from`.
+        Only scored rollouts count, and tasks without any are left out. If the ids are written to a file, one per
+        line, the
+        file can be a run's `tasks_from`.
 
         Args:
             least: The smallest share, from 0 to 1.

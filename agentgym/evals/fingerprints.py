@@ -15,7 +15,7 @@ from agentgym.store.run_settings import SETTINGS
 from agentgym.tools.tool_threads import in_own_thread
 
 Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]
-"""For each model by name ("" is the evaluated model), the digests of the parts that its outputs depend on."""
+"""Digests of the parts of each model that its outputs depend on, by model name ("" is the evaluated model) and part."""
 KEPT = "fingerprints"
 """The key of the fingerprints in an evaluation's settings."""
 PARTS = {
@@ -28,7 +28,7 @@ PARTS = {
     "served": "the model that the endpoint serves",
     "version": "the version of the engine's policy",
 }
-"""The parts of a fingerprint, in words."""
+"""Descriptions of the parts of a fingerprint, for messages."""
 _OPENED = ("weights", "adapter")
 """The parts that an opened engine adds for a model given by name, so that an open engine may resume the
 evaluation.
@@ -36,12 +36,12 @@ evaluation.
 
 
 async def fingerprints(models: Mapping[str, Model]) -> Fingerprints:
-    """Return the models' fingerprints before those given by name are opened."""
+    """Return the models' fingerprints, before models given by name are opened."""
     return {name: await _fingerprint_of(model) for name, model in models.items()}
 
 
 async def fingerprints_now(models: Mapping[str, Model], playing: Playing) -> Fingerprints:
-    """Return the fingerprints of models given by name after they were opened and their files downloaded."""
+    """Return the fingerprints of models given by name, after they were opened and their files were downloaded."""
     named = {name: model for name, model in models.items() if isinstance(model, str | Path)}
     found = {name: await _fingerprint_of(model) for name, model in named.items()}
     if isinstance(playing, OwnPlaying):
@@ -91,6 +91,6 @@ def _refuse_unknown(folder: Path, name: str, kept: Mapping[str, str], parts: Map
     if kept and parts and not kept.keys() & parts.keys():
         raise ValueError(
             f"{f'models[{name!r}]' if name else 'model'}: can't tell whether this is the model with which {folder} was "
-            f"started: then, {', '.join(kept)} was known, but now {', '.join(parts)} is; pass the model in the same "
+            f"started: its fingerprint has {', '.join(kept)}, this one {', '.join(parts)}; pass the model in the same "
             "way, by name or as an engine, or use another folder"
         )

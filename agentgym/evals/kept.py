@@ -37,9 +37,9 @@ _LOG = logging.getLogger(__name__)
 PHASE = "eval"
 """The phase of an evaluation's rollouts in its store."""
 SUMMARY = "summary.json"
-"""The file in the folder that holds the scores after all rollouts have ended."""
+"""The file in the folder with the scores, which is written after all rollouts have ended."""
 MUST_AGREE = ("env", "env_args", "model", "models", "split", "seed", "sampling", "group_size")
-"""Settings that must be the same in a resumed evaluation, which may have more tasks and more rollouts."""
+"""Settings that must be the same when an evaluation is resumed. The number of tasks and of rollouts may grow."""
 
 
 def settings_of(
@@ -76,7 +76,7 @@ def settings_of(
 
 
 class KeptRollouts:
-    """Stores each rollout of an evaluation in the folder as it ends, and has the rollouts that were there before."""
+    """Stores each rollout of an evaluation in its folder when it ends, and has the rollouts that were stored before."""
 
     def __init__(self, held: LockedFolder, store: RolloutWriter, played: dict[str, Rollout]) -> None:
         self._held, self._store = held, store
@@ -84,7 +84,7 @@ class KeptRollouts:
         self._disk = Refusals(_LOG.warning)
         self._turn = threading.Lock()
         self._gone = False
-        """Whether the folder was removed and couldn't be created again, so that the store has no file."""
+        """Whether the folder was removed and couldn't be recreated. The store then has no file."""
         self._given = len(played)
         self.played = played
         """Rollouts that an earlier process ran, by their ids."""
@@ -93,7 +93,7 @@ class KeptRollouts:
         """Store the fingerprints of the models.
 
         Raises:
-            ValueError: If one differs from those with which the folder was started.
+            ValueError: If a fingerprint differs from the one with which the folder was started.
         """
         if not self._follow() or not self._has_settings():
             return
@@ -106,7 +106,7 @@ class KeptRollouts:
         self._store.vocabulary.token_bytes = token_bytes
 
     def add(self, task: Task, rollouts: Sequence[Rollout]) -> None:
-        """Write rollouts of a task, and block until all of them are on disk, so that they survive the process.
+        """Write a task's rollouts, and block until all of them are on disk, so that they survive the process.
 
         Rollouts that can't be written stay in memory and are retried with the next ones.
         """
@@ -121,7 +121,7 @@ class KeptRollouts:
         self._store.sign(group, phase=PHASE, step=0)
 
     def finish(self, evaluation: Evaluation) -> None:
-        """Write the summary, or report that it can't be written; the evaluation returns its result either way."""
+        """Write the summary, or report that it can't be written. The evaluation returns its result in either case."""
         if not self._follow():
             return
         text = json.dumps(_finite(summary_of(evaluation)), allow_nan=False, indent=2) + "\n"
@@ -137,7 +137,7 @@ class KeptRollouts:
         """Follow the folder to its current path, or to a new one if it was removed or another process has taken it.
 
         Returns:
-            Whether there is a folder. If it can't be created now, that is reported, and the next call tries again.
+            Whether there is a folder. If it can't be created, this is reported, and the next call tries again.
         """
         with self._turn:
             try:
@@ -183,13 +183,15 @@ def kept_in(
 ) -> Iterator[KeptRollouts]:
     """Lock an evaluation's folder, and yield an object that stores its rollouts there.
 
-    Without `resume`, the folder must not hold an evaluation. With it, stored rollouts aren't run again, except
+    Without `resume`, the folder must not contain an evaluation. With it, stored rollouts aren't run again, except
     those without a reward if `retry_failed` is set. A warning is logged if the version or the files of the env
     have changed.
 
     Raises:
-        ValueError: If settings, tasks or fingerprints differ from those with which the folder was started, if it
-            holds other tasks or more than `k` rollouts of a task, or if a store couldn't return a task unchanged. The
+        ValueError: If settings, tasks or fingerprints differ from those with which the folder was started, if the
+            folder
+            contains other tasks or more than `k` rollouts of a task, or if a store couldn't return a task unchanged.
+            The
             message names the field.
     """
     refuse_unkept(tasks)
@@ -208,7 +210,7 @@ def kept_in(
             warn_of_other_envs(begun_envs(folder), envs)
         elif (folder / FILE).is_file():
             raise ValueError(
-                f"output_dir: {folder} holds rollouts, but its {SETTINGS} is missing, so it's unknown how they were "
+                f"output_dir: {folder} contains rollouts, but its {SETTINGS} is missing, so it's unknown how they were "
                 "made; use another folder"
             )
         else:
@@ -242,7 +244,7 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _played(folder: Path, tasks: Mapping[str, Task], k: int, retry_failed: bool) -> dict[str, Rollout]:
-    """Return the stored rollouts of these tasks by their ids; of two with the same id, the later one."""
+    """Return the stored rollouts of these tasks by their ids. If two have the same id, the later one is returned."""
     found: dict[str, Rollout] = {}
     with RolloutStore(folder, one_read=True) as store:
         _refuse_fewer(folder, {s.rollout_id: s.group_id for s in store.summaries(phase=PHASE)}, tasks, k)
@@ -255,17 +257,17 @@ def _played(folder: Path, tasks: Mapping[str, Task], k: int, retry_failed: bool)
 
 
 def _refuse_fewer(folder: Path, played: Mapping[str, str], tasks: Collection[str], k: int) -> None:
-    """Raise ValueError if the scores would omit rollouts that the folder has."""
+    """Raise ValueError if the scores would omit rollouts that the folder contains."""
     if others := sorted(set(played.values()) - set(tasks)):
         all_of = len(others) + len(tasks)
         raise ValueError(
-            f"n, tasks: {folder} holds rollouts of {len(others)} tasks that are not among these {len(tasks)}, such as "
-            f"{others[0]!r}; include them (n={all_of} if they are the first of the split), or use another folder"
+            f"n, tasks: {folder} contains rollouts of {len(others)} tasks that are not among these {len(tasks)}, such "
+            f"as {others[0]!r}; include them (n={all_of} if they are the first of the split), or use another folder"
         )
     asked = {f"{name}/{number}" for name in set(played.values()) for number in range(k)}
     if more := sorted(set(played) - asked):
         raise ValueError(
-            f"k: {folder} holds more than {k} rollouts of a task, such as {more[0]!r}; use a larger k, or another "
+            f"k: {folder} contains more than {k} rollouts of a task, such as {more[0]!r}; use a larger k, or another "
             "folder"
         )
 
@@ -298,7 +300,7 @@ def _summary_of_task(group: Group, solved: int) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with None for each number that JSON can't express, such as the mean of no rollouts."""
+    """Replace numbers that JSON can't express, such as the mean of no rollouts, with None."""
     if isinstance(value, dict):
         return {name: _finite(of) for name, of in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

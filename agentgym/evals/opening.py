@@ -31,7 +31,7 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
     is loaded.
 
     Raises:
-        TypeError: If it isn't an engine, a path or a name.
+        TypeError: If `model` isn't an engine, a path or a name.
         ValueError: If a URL serves more than one model.
     """
     if not isinstance(model, str | Path):
@@ -67,7 +67,7 @@ def name_of(model: Model) -> str:
 
 
 def opened_name(model: Model) -> str:
-    """Return a model's name as its open engine has it."""
+    """Return the name that a model has after its engine was opened, with the path of its files."""
     if not isinstance(model, str | Path) or is_url(model):
         return name_of(model)
     adapter = adapter_folder(Path(model))
@@ -87,7 +87,7 @@ def is_url(model: str | Path) -> bool:
 
 
 def adapter_folder(folder: Path) -> Path | None:
-    """Return the adapter's folder: this one, or `adapter` in a run's folder; None if neither is one."""
+    """Return the adapter's folder: `folder` itself, or `adapter` in a run's folder; None if neither is an adapter's."""
     return next((path for path in (folder, folder / "adapter") if is_file(path / CONFIG)), None)
 
 

@@ -1,4 +1,4 @@
-"""Running of all rollouts of an evaluation, each stored when it ends."""
+"""Runs all rollouts of an evaluation, and stores each one when it ends."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlayer:
-    """Runs the rollouts of an evaluation, and reports and stores each when it ends."""
+    """Runs the rollouts of an evaluation, and reports and stores each one when it ends."""
 
     playing: Playing
     k: int
@@ -41,7 +41,7 @@ class EvaluationPlayer:
             raise failed.exceptions[0] from None
 
     async def _play_next(self, jobs: Iterator[tuple[Task, int]]) -> None:
-        """Run one rollout after the other until none is left."""
+        """Run one rollout after another until no job is left."""
         for task, number in jobs:
             done = await self.playing.play(task, rollout_id(task, number))
             self.ended[done.rollout_id] = done

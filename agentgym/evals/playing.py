@@ -1,4 +1,4 @@
-"""Running of an evaluation's single rollouts, in this process or in another one, and opening what they need."""
+"""Runs single rollouts of an evaluation, in this process or in another one, and opens what they need."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -106,7 +106,7 @@ async def open_playing(
 
 
 async def _apart(work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the coroutine's result, or None if it was canceled although the task that awaits it was not."""
+    """Return the coroutine's result, or None if it was canceled but the task that awaits it was not."""
     try:
         return await asyncio.create_task(work)
     except asyncio.CancelledError:

@@ -56,7 +56,7 @@ def progress_bar(total: int, done: int, *, shown: bool) -> Iterator[Callable[[Ro
 
 
 class _Played:
-    """Counts rollouts and their rewards; as a string, a description of both."""
+    """Counts rollouts and their rewards. Its string form describes both."""
 
     def __init__(self) -> None:
         self.ended = self.failed = 0

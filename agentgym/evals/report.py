@@ -9,7 +9,7 @@ from agentgym.types.rollout import Group
 from agentgym.types.transcript import printable
 
 SIGNIFICANT = 0.05
-"""The p below which a difference is commonly considered significant."""
+"""A p below this is commonly considered significant."""
 FAILURES = 3
 """Maximum number of kinds of failures to show."""
 
@@ -49,7 +49,7 @@ def score_lines(played: Evaluation) -> Iterator[str]:
 
 
 def task_lines(played: Evaluation, limit: int) -> Iterator[str]:
-    """Yield a table of the tasks with the lowest rewards, tasks without a score first and ties in task order."""
+    """Yield a table of the tasks with the lowest rewards. Tasks without a score come first; ties are in task order."""
     groups = sorted(played.groups, key=lambda group: mean_reward(group) if group.scored else float("-inf"))
     cells = [_cells(group, played.solved_in(group)) for group in groups[:limit]]
     rows = [("task", "reward", "solved", "failed", "tokens", "ended by"), *cells]

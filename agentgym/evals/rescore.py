@@ -1,4 +1,4 @@
-"""Rewards of stored rollouts, computed again with the env's current reward functions, without running the env."""
+"""Computes the rewards of stored rollouts again, with the env's current reward functions, without running the env."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Change:
-    """A reward before and after, over the rollouts that were scored both times."""
+    """The values of a reward before and after a rescore, for the rollouts that were scored both times."""
 
     before: list[float] = field(default_factory=list)
     after: list[float] = field(default_factory=list)
@@ -56,16 +56,14 @@ class Change:
 
 @dataclass(slots=True)
 class Rescored:
-    """The changes of a rescore; the rollouts with their new rewards are in the folder `output_dir`."""
+    """The result of a rescore: how the rewards changed. The rollouts with their new rewards are in `output_dir`."""
 
     output_dir: Path
     rollouts: int = 0
     kept: int = 0
     """Number of rollouts without a reward, which stay without one."""
     not_kept: int = 0
-    """Number of rollouts that couldn't be written. If any couldn't, there is no folder, and this counts all of
-    them.
-    """
+    """Number of rollouts that couldn't be written. If there is any, no folder is left, and this counts all rollouts."""
     failures: list[str] = field(default_factory=list)
     """The errors of rollouts that had a reward before but have none after."""
     reward: Change = field(default_factory=Change)
@@ -104,8 +102,8 @@ async def rescore(
         env: The env whose rewards are computed.
         output_dir: The folder to write to, which must be new or empty.
         models: Engines of the model roles that the rewards use, by name.
-        phase: Phase of the rollouts to score; None scores all.
-        step: Step of the rollouts to score; None scores all.
+        phase: Phase of the rollouts to score; None scores the rollouts of all phases.
+        step: Step of the rollouts to score; None scores the rollouts of all steps.
         concurrency: Maximum number of rollouts that are scored at once.
 
     Returns:
@@ -133,7 +131,7 @@ async def rescore(
 
 
 def _refuse_taken(output_dir: Path) -> None:
-    """Raise ValueError if anything but an empty folder exists at this path, including a dangling link."""
+    """Raise ValueError if this path exists and isn't an empty folder. A dangling link counts as existing."""
     if os.path.lexists(output_dir) and (
         output_dir.is_symlink() or not output_dir.is_dir() or any(output_dir.iterdir())
     ):
@@ -154,7 +152,7 @@ async def _write(
     with RolloutStore(run, one_read=True) as store:
         batches = sorted({(row.phase, row.step) for row in store.summaries(phase=phase, step=step, order="written")})
         if not batches:
-            raise ValueError("run: has no rollouts of this phase and step")
+            raise ValueError("run: there are no rollouts of this phase and step")
         seed = begun_seed(run)
         async with open_resources(env) as resources:
             scorer = _Scorer(env, models, resources, asyncio.Semaphore(concurrency))
@@ -230,7 +228,7 @@ class _Scorer:
             ValueError: If the task wasn't stored, or doesn't fit the env.
         """
         if fields is None:
-            raise ValueError(f"run: it didn't store the task {name!r}, from which the rewards are computed")
+            raise ValueError(f"run: the task {name!r}, from which the rewards are computed, isn't stored")
         cls = self.env
         if issubclass(cls, Mixture):
             cls = cls.members[name.partition("/")[0]].env
@@ -300,8 +298,8 @@ def _check_scores(cls: type[Env[Any]]) -> None:
     owner: type = cls
     if not rewards_of(owner) and cls.score in (Env.score, ToolEnv.score):
         raise UnplayedError(
-            f"{cls.__name__}: its rewards come from its steps, and none is computed at the end; run the tasks again "
-            "with agentgym eval"
+            f"{cls.__name__}: its rewards come from its steps, and no reward is computed at the end; run the tasks "
+            "again with agentgym eval"
         )
 
 
@@ -316,7 +314,7 @@ def _check_given(cls: type[Env[Any]], rollout: Rollout, scores: Mapping[str, flo
 
 
 def _write_settings(run: Path, output_dir: Path, env: type[Env[Any]]) -> None:
-    """Write the run's settings, with the env that its rewards now come from."""
+    """Write the run's settings, with the version of the env that computed the new rewards."""
     try:
         begun = read_object(run / SETTINGS, within=run)
     except (OSError, ValueError):

@@ -163,7 +163,7 @@ def beta_share(x: Array, a: Array, b: Array, log_beta: Array) -> Array:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of a paired permutation test: how often random signs give as large a mean.
+    """Return the two-sided p-value of a paired permutation test: how often random signs give a mean at least as large.
 
     If both sides are equal, each task's difference could just as well have had the other sign (Fisher, 1935). Up
     to EXACT_TASKS tasks, all sign flips are tried; for more, RESAMPLES random ones and the given one. Returns nan
@@ -186,6 +186,6 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def least_p(differences: Sequence[float]) -> float:
-    """Return the smallest value that `sign_flip_p` could have for differences of these sizes: that of equal signs."""
+    """Return the smallest value that `sign_flip_p` could have for differences of these sizes: with all signs equal."""
     differing = sum(difference != 0 for difference in differences)
     return float(min(1.0, 2.0 ** (1 - differing))) if differences else float("nan")

@@ -1,4 +1,4 @@
-"""Instances of an env that hasn't run, for which reading an attribute that only a run sets is an error."""
+"""Creates instances of an env without running it. Reading an attribute that only a run sets raises an error."""
 
 import dis
 import inspect
@@ -28,9 +28,10 @@ class UnplayedError(EnvError):
 def unplayed(env: type[Env[Any]], task: Any, rollout: Rollout) -> Env[Any]:
     """Return an instance in its state at the end of the rollout, as far as that is known without running the env.
 
-    If the env restores the rest itself (`restore_played`), it is trusted. Otherwise, reading the sandbox, or an
-    attribute that the env's own code assigns, raises UnplayedError; `reads_of` also returns it, in case the env
-    swallows it.
+    If the env defines `restore_played`, which restores the rest, all attributes can be read. Otherwise, reading the
+    sandbox, or an attribute that the env's own code assigns, raises UnplayedError. `reads_of` also returns this
+    error, in
+    case the env's code swallows it.
     """
     restores = env.restore_played is not Env.restore_played
     cls: type = env
@@ -48,7 +49,7 @@ def unplayed(env: type[Env[Any]], task: Any, rollout: Rollout) -> Env[Any]:
 
 
 def reads_of(made: Env[Any]) -> UnplayedError | None:
-    """Return the first error of a refused read, even if the env's code has caught it."""
+    """Return the first UnplayedError that reading an attribute raised, even if the env's code has caught it."""
     return next(iter(made.__dict__.get("_reads", ())), None)
 
 
@@ -85,7 +86,7 @@ def _refused(env: type[Env[Any]], name: str) -> UnplayedError:
     what = f"{env.__name__}: {f'reward {asking!r}' if asking else 'its score'} reads self.{name}"
     if name == "sandbox":
         return UnplayedError(
-            f"{what}, but a rollout's sandbox doesn't outlive it; run the tasks again with agentgym eval"
+            f"{what}, but a rollout's sandbox is gone after the rollout; run the tasks again with agentgym eval"
         )
     return UnplayedError(
         f"{what}, which is only set while the env runs; define `def restore_played(self, rollout)` in the env to set "

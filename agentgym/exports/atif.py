@@ -25,7 +25,7 @@ from agentgym.types.rollout import Rollout, Segment, Turn
 
 VERSION = "ATIF-v1.8"
 CONTINUED = ("compaction", "rerender")
-"""Kinds of segments that replace the one before."""
+"""Kinds of segments that replace the previous segment."""
 
 
 def documents(stored: StoredRollout, name: str, model: str | None) -> dict[str, dict[str, Any]]:
@@ -136,7 +136,7 @@ def _segment_fields(segment: Segment) -> dict[str, Any]:
 
 
 def _has_ids(segment: Segment) -> bool:
-    """Return whether its ids come from a model, rather than being mere counters."""
+    """Return whether the segment's ids come from a model; otherwise they are only counters."""
     return all(version.version != NO_POLICY for turn in segment.turns for version in turn.versions)
 
 
@@ -163,7 +163,7 @@ def _said(segment: Segment) -> Sequence[Message]:
 
 
 def _add(steps: list[dict[str, Any]], message: Message, *, copied: bool) -> None:
-    """Append a message that wasn't sampled as a turn: a tool's to the previous step, any other as a separate step."""
+    """Append a message that isn't a turn: a tool's message to the previous step, any other one as a separate step."""
     if message["role"] != "tool":
         steps.append({"step_id": 0, **step_of(message), **({"is_copied_context": True} if copied else {})})
         return

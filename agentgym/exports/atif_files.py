@@ -1,4 +1,4 @@
-"""ATIF trajectory files: found, checked, and read together with the files they refer to, and no others."""
+"""Finds, checks and reads ATIF trajectory files, together with the files that they refer to, and no others."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,9 @@ FAMILY = "ATIF-v1."
 MOST_FILES = 1000
 """Maximum number of files that a trajectory may refer to."""
 MOST_TOKENS = 1 << 24
-"""Maximum tokens of a rollout with its continuations and sub-agents; a mere count in a file becomes that many ids."""
+"""Maximum tokens of a rollout with its continuations and sub-agents. If a file only has a token count, that many ids
+are created.
+"""
 _Id: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
@@ -91,7 +93,7 @@ def is_atif(path: Path, folder: Path) -> bool:
 
 
 def continuations(path: Path) -> set[Path]:
-    """Return the existing files that continue a trajectory or hold its sub-agents.
+    """Return the existing files that continue a trajectory or contain its sub-agents.
 
     Raises:
         ValueError: If the file isn't a trajectory (as in `read_atif`), or names files elsewhere.
@@ -103,10 +105,10 @@ def continuations(path: Path) -> set[Path]:
 
 
 def below(path: Path, folder: Path, name: str) -> Path:
-    """Return the file that a trajectory names.
+    """Return the path of a file that a trajectory refers to.
 
     Args:
-        path: The file that names it, relative to its own folder.
+        path: The trajectory's file, to whose folder the name is relative.
         folder: The folder of the first trajectory.
         name: The name as written in the file.
 
@@ -124,7 +126,7 @@ def below(path: Path, folder: Path, name: str) -> Path:
 
 
 def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, Any]:
-    """Return a file's document as stored, after checking it; `folder` is `within` of `opened`."""
+    """Return a file's document as stored, after checking it. `folder` is passed to `opened` as `within`."""
     try:
         size = size_of(path, within=folder)
         allowance.take(path, size)

@@ -41,8 +41,9 @@ def _named(part: Mapping[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
 def put_back(document: dict[str, Any], folder: Path, allowance: Allowance) -> None:
     """Replace the file names in a trajectory's parts with the images, reading each file only once.
 
-    Every reference uses up as much of the allowance as the image takes as base64 text, even if several name the same
-    file, because each is stored as text.
+    Each reference counts the size of its image as base64 text toward the allowance, even if several references name
+    the
+    same file, because each one is stored as text.
 
     Args:
         document: The trajectory, changed in place.
@@ -114,7 +115,7 @@ def _read(part: Mapping[str, Any], files: _Files) -> Any:
 
 
 def _contents(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield each location that may hold parts: the step, and the object and field that hold them."""
+    """Yield each location that may contain parts: the step, and the object and field that contain them."""
     for number, step in enumerate(document["steps"], 1):
         results = (step.get("observation") or {"results": ()})["results"]
         places = [(step, "message"), *((result, "content") for result in results)]

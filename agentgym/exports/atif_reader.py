@@ -43,7 +43,7 @@ def read_atif(path: Path) -> Imported:
 
     Each step of the agent is a turn, except copied context and steps that no model wrote. The file's token ids are
     used if every turn has ids and log-probabilities and starts with the ids before it; otherwise the rollout is like
-    one from an endpoint, whose ids are mere counters.
+    one from an endpoint, whose ids are only counters.
 
     Args:
         path: The file.
@@ -94,7 +94,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A document that is going to be a piece."""
+    """A document that hasn't been made a piece yet."""
 
     file: Path
     document: dict[str, Any] | None

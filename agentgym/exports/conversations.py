@@ -12,7 +12,7 @@ from agentgym.types.rollout import Segment
 BRANCH = "branches, whose rewards are not those of their rollouts"
 NOT_TRAINED = "conversations without a turn to train on"
 CUT = "conversations with a turn that a limit cut off"
-SEEN = "conversations with an image, which the format can't hold"
+SEEN = "conversations with an image, which the format doesn't support"
 MALFORMED = "conversations with a call that isn't valid JSON"
 
 
@@ -21,7 +21,7 @@ def why_not(segment: Segment, *, images: bool) -> str | None:
 
     Args:
         segment: The conversation.
-        images: Whether the format can hold images; if not, a conversation with an image is refused.
+        images: Whether the format supports images; if not, a conversation with an image is refused.
     """
     if segment.branch is not None:
         return BRANCH

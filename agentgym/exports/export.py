@@ -59,7 +59,7 @@ def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | Non
         model: Name of the policy's model, if known.
 
     Raises:
-        AgentGymError: If `out` already exists, or if no rollout is left to write; then nothing is written.
+        AgentGymError: If `out` already exists, or if no rollout is left to write. In both cases, nothing is written.
     """
     if os.path.lexists(out):
         raise AgentGymError(f"output: {out} already exists; choose another one")

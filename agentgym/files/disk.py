@@ -77,7 +77,7 @@ class Refusals:
         self._said: dict[str, float] = {}
 
     def attempt(self, what: str, write: Callable[[], object], *, then: str) -> bool:
-        """Write something, and return whether the disk accepted it.
+        """Call `write`, and return whether the disk accepted the data.
 
         A failure is reported at most once a minute, with its consequence. All other errors are raised.
 

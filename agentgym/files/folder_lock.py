@@ -61,7 +61,7 @@ class LockedFolder(HeldFolder):
         super().close()
 
     def follow(self) -> Change | None:
-        """Do what `HeldFolder.follow` does, and keep the folder locked.
+        """Follow the folder like `HeldFolder.follow`, and keep it locked.
 
         Raises:
             FolderInUse: If another process has taken the folder.
@@ -90,7 +90,7 @@ class LockedFolder(HeldFolder):
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[LockedFolder]:
-    """Hold a run's folder while the block runs.
+    """Lock a run's folder while the block runs.
 
     The lock file is removed at the end. If a process is killed, its file stays, but the kernel unlocks it and the
     next run takes it over. The lock works only among processes that see the same file system's locks. On a file
@@ -100,8 +100,8 @@ def hold_folder(folder: Path) -> Iterator[LockedFolder]:
         folder: The folder.
 
     Raises:
-        FolderInUse: If a running process holds it.
-        UnreadableFileError: If it holds a link that leads out of it, a pipe or a device.
+        FolderInUse: If a running process has locked it.
+        UnreadableFileError: If it contains a link that leads out of it, a pipe or a device.
         ValueError: If it can't be written to.
     """
     check_folder(folder)
@@ -140,9 +140,9 @@ def _locked(path: Path) -> int:
 def _claimed(path: Path) -> int:
     """Create the lock file on a file system without locks.
 
-    The lock is taken from a process only if it is known to have ended, which requires that it ran on this machine.
-    The state of a process on another machine is unknown; the message then says which file to remove once it has
-    ended.
+    The lock is taken from a process only if that process is known to have ended, which requires that it ran on this
+    machine. The state of a process on another machine is unknown; the message then says which file to remove once it
+    has ended.
 
     Raises:
         FolderInUse: If the file exists and its process may still run.

@@ -40,8 +40,9 @@ class HeldFolder:
     def follow(self) -> Change | None:
         """Return what has happened to the folder since the last call and adapt to it, or None if nothing has changed.
 
-        A folder that was removed or is out of reach is created again, at its old path or next to whatever is there
-        now.
+        A folder that was removed or is out of reach is recreated, at its old path or, if something else is there now,
+        next
+        to it.
 
         Raises:
             OSError: If it can't be created now; the next call tries again.
@@ -78,7 +79,7 @@ class HeldFolder:
         return Change(now, lost=True, said=said)
 
     def _made_anew(self) -> Path:
-        """Create a folder under a free name and hold it in place of this one, which stays held if that fails."""
+        """Create a folder under a free name and track it instead of this one, which stays tracked if that fails."""
         now = free_name(self.path)
         now.mkdir(parents=True)
         try:

@@ -1,4 +1,4 @@
-"""Replacement of a folder by a new one such that a process that dies leaves one of the two complete."""
+"""Replaces a folder with a new one, so that a process that dies leaves one of the two complete."""
 
 import ctypes
 import errno
@@ -48,7 +48,7 @@ def _replace(fresh: Path, path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove the folders that dead processes left next to `path`, after restoring the one they had moved away."""
+    """Remove the folders that dead processes left next to `path`, after restoring any that they had moved away."""
     ours = re.compile(rf"\.{re.escape(path.name)}-[a-z0-9_]{{8}}(-old)?")  # the form of mkdtemp's names
     for left in sorted(path.parent.glob(f".{path.name}-*")):
         found = ours.fullmatch(left.name)

@@ -1,1 +1,1 @@
-"""Starting of runs and evaluations, in the current processes or on Ray."""
+"""Functions that start runs and evaluations, in the current processes or on Ray."""

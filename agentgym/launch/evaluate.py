@@ -1,4 +1,4 @@
-"""`ag.evaluate`: evaluation of a model on an env's tasks."""
+"""`ag.evaluate`, which evaluates a model on an env's tasks."""
 
 import asyncio
 import logging
@@ -93,7 +93,7 @@ async def evaluate(
         The rollouts and their scores.
 
     Raises:
-        ValueError: If there are no tasks, if an argument is invalid, or if the folder can't hold this evaluation.
+        ValueError: If there are no tasks, if an argument is invalid, or if the folder can't store this evaluation.
         TypeError: If an argument has the wrong type.
         AgentGymError: If all rollouts failed.
     """
@@ -185,7 +185,7 @@ def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
 
 
 def _check_types(*, tasks: Sequence[Any] | None, sampling: Sampling | None, **numbers: int | None) -> None:
-    """Raise ValueError or TypeError, naming the argument, if one has the wrong type."""
+    """Raise ValueError or TypeError, naming the argument, if an argument has the wrong type."""
     for name, value in numbers.items():
         check_whole(name, value, may_be_none=name == "n")
     if isinstance(tasks, str):
@@ -218,7 +218,7 @@ def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, spl
 
 
 def _usable(played: Mapping[str, Rollout], tasks: Sequence[Task], k: int, judged: Set[str]) -> dict[str, Rollout]:
-    """Return the stored rollouts that needn't run again. For tasks with group rewards, only complete groups count."""
+    """Return the stored rollouts that needn't be run again. With group rewards, only complete groups count."""
     names = {task.id: rollout_ids(task, k) for task in tasks}
     whole = {name for name, ids in names.items() if name not in judged or all(one in played for one in ids)}
     return {name: done for name, done in played.items() if done.group_id in whole}

@@ -34,17 +34,17 @@ async def train_policy(
 ) -> dict[str, Any]:
     """Train an adapter or a full model on an env, and return the run's summary.
 
-    From the start, the run's folder holds settings.json. During the run, it gets metrics.jsonl, rollouts.sqlite
+    The run's folder contains settings.json from the start. During the run, it gets metrics.jsonl, rollouts.sqlite
     (every rollout with its task and the task's answers; `agentgym show FOLDER` prints them) and a checkpoint every
     `save_every` steps and at the end. At the end, it gets the adapter in PEFT's format in `adapter/`, or the full
-    model in `model/`, and summary.json. If the run is canceled or fails, at any moment, it leaves the checkpoint
-    and the adapter or model of the last finished step, and every collected rollout.
+    model in `model/`, and summary.json. If the run is canceled or fails, at any moment, the folder contains the
+    checkpoint and the adapter or model of the last finished step, and every collected rollout.
 
     Args:
         run: The settings.
         callbacks: Called with rollouts, steps and evaluations, on the run's first process.
-        engine: An open engine that samples instead of the one in the settings, and stays open. None opens the one in
-            the settings.
+        engine: An open engine that samples instead of the one in the settings, and stays open. None opens the engine
+            in the settings.
 
     Returns:
         The summary, which is also written to summary.json.
@@ -68,7 +68,7 @@ async def train_policy(
         with hold_checked(run, env, folder) as held:
             play = partial(run_loop, opened_parts=open_parts, env=env, held=held, callbacks=heard, engine=engine)
             return await with_restarts(run, held, play)
-    except asyncio.CancelledError as stopped:  # what it interrupted doesn't help whoever stopped it
+    except asyncio.CancelledError as stopped:  # the traceback of the interrupted code doesn't help the user
         raise stopped.with_traceback(None) from None
     finally:
         if made is not None:
@@ -77,7 +77,7 @@ async def train_policy(
 
 @asynccontextmanager
 async def open_parts(run: RunConfig, losses: Losses) -> AsyncIterator[Parts]:
-    """Yield the run's parts. With `ray`, join the cluster, or start one on this machine.
+    """Yield the run's parts. If `ray` isn't off, join the cluster, or start one on this machine.
 
     Processes and rollouts that are lost on the cluster are counted in `losses`.
     """

@@ -1,1 +1,1 @@
-"""Handling of what the machine does to rollouts: stopped processes, and a shortage of threads or file descriptors."""
+"""Time limits that pause with the process, work that can't be canceled, and identities of processes."""

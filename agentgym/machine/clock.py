@@ -25,11 +25,11 @@ from agentgym.errors.tracebacks import holder_of, place_of_frame
 log = logging.getLogger(__name__)
 
 NAP_S = 0.25
-"""Seconds between two beats."""
+"""Seconds between two beats of the clock's thread."""
 LEAST_S = 1.0
 """Minimum seconds of a standstill; a shorter gap counts toward the limits."""
 HELD_S = 2.0
-"""Seconds an event loop must be blocked before the blocking code is named in a warning; repeated at each doubling."""
+"""Seconds that code must block an event loop before a warning names it. Each doubling of the time repeats it."""
 PATIENCE_S = 2.0
 """Maximum seconds that a loop waits for a late beat."""
 THREAD = "agentgym-clock"
@@ -119,11 +119,11 @@ class Held:
     holder: str = ""
     since: float = 0.0
     said: float = 0.0
-    """Seconds it had blocked the loop at the last warning."""
+    """Seconds that the function had blocked the loop at the last warning."""
 
 
 class LoopClock:
-    """The `time` method of one event loop, excluding standstills."""
+    """Replaces the `time` method of one event loop, and excludes standstills."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, heart: "Heart") -> None:
         self._loop, self.thread = ref(loop), threading.get_ident()
@@ -165,7 +165,7 @@ class Heart:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._missed: _Beat | None = None
-        """The last beat that no other followed in time; nothing waits for its successor again."""
+        """The last beat that no other one followed in time; no loop waits for its successor again."""
 
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Give the loop a clock and start the thread if needed; do nothing if no thread can be started."""
@@ -313,7 +313,7 @@ def _look_at(clock: LoopClock, now: float) -> bool:
         return False
     clock.held.said = seconds
     _aside.warn(
-        "%s has held the event loop for %.1f s, at %s: meanwhile no other rollout can continue, and no time limit "
+        "%s has blocked the event loop for %.1f s, at %s: meanwhile no other rollout can continue, and no time limit "
         "can stop it; await something in it, or make it a plain `def`, which runs in a separate thread",
         holder,
         seconds,

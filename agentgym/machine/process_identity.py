@@ -30,8 +30,8 @@ def owner() -> str:
 def state_of(who: str) -> State:
     """Return whether the process with this identity runs, or "unknown" if it isn't visible from here.
 
-    A process is visible if this one has the same kernel and the same PID namespace as the owner had. Host names prove
-    nothing: containers share them, and a pod's name changes.
+    A process is visible if this one has the same kernel and the same PID namespace as the owner had. Host names aren't
+    reliable: containers share them, and a pod's name changes.
     """
     try:
         _, boot, namespace, pid, started = who.split("/")
@@ -44,7 +44,7 @@ def state_of(who: str) -> State:
 
 
 def new_folder(kind: str, within: Path | None = None) -> Path:
-    """Create an empty folder that only this user can open, and return it; its name holds this process's identity.
+    """Create an empty folder that only this user can open, and return it; its name contains this process's identity.
 
     The name is short because programs in an unsafe sandbox put Unix sockets below the folder, whose paths are limited
     to 107 bytes.
@@ -103,7 +103,7 @@ def dead_folders(within: Path | None = None) -> Iterator[Path]:
 
 
 def sweep_folders() -> None:
-    """Remove the folders that ended processes left behind, and mark this process's own as used."""
+    """Remove the folders that ended processes left behind, and mark this process's own folders as used."""
     touch_folders()
     for folder in dead_folders():
         remove_folder(folder)
@@ -122,7 +122,7 @@ def _is_left(folder: Path) -> bool:
 
 
 def _is_forgotten(folder: Path) -> bool:
-    """Return whether nobody has touched the folder for `FORGOTTEN_S` seconds and nobody holds its lock."""
+    """Return whether no process has touched the folder for `FORGOTTEN_S` seconds and none holds its lock."""
     try:
         if time.time() - folder.stat().st_mtime < FORGOTTEN_S:
             return False

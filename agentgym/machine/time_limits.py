@@ -30,7 +30,7 @@ class TimeLimit:
 
     def __init__(self, seconds: float) -> None:
         self.left, self._pauses = seconds, 0
-        """Seconds that were left when its clock last paused."""
+        """Seconds that were left when the limit's clock last paused."""
         self._timeout: asyncio.Timeout | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running = False
@@ -44,7 +44,7 @@ class TimeLimit:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the clock in this block.
+        """Run the clock while the block runs.
 
         Raises:
             TimeoutError: If the time runs out.
@@ -58,7 +58,7 @@ class TimeLimit:
             self._end()
 
     async def bound(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the work's result. Work that never waits sets no timer.
+        """Run a coroutine within this limit, and return its result. A coroutine that never waits sets no timer.
 
         Args:
             work: The coroutine to run.
@@ -88,7 +88,7 @@ class TimeLimit:
             _limits.reset(token)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Timeout:
-        """Return the timer of its clock, which the caller enters at once; it is paused if the limit is being held."""
+        """Return the limit's timer, which the caller enters at once. The timer is paused if the limit is."""
         self._loop, self._running = loop, True
         _running.add(self)
         for held in _host_work.get(loop, ()):
@@ -98,7 +98,7 @@ class TimeLimit:
         return self._timeout
 
     def _end(self) -> None:
-        """Stop the clock for good, unless it is started again with the time that is left."""
+        """Stop the clock. If it is started again, it continues with the time that is left."""
         assert self._timeout is not None
         assert self._loop is not None
         if (when := self._timeout.when()) is not None:
@@ -152,7 +152,7 @@ def _rest(work: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T
 _running: set[TimeLimit] = set()
 """The limits of this process that are running: their block was entered and not left."""
 _host_work: dict[asyncio.AbstractEventLoop, list[list[TimeLimit]]] = {}
-"""For each loop, the limits held by each open block of `all_clocks_stopped`."""
+"""For each loop, the limits that each open block of `all_clocks_stopped` pauses."""
 _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
 
 
@@ -195,12 +195,12 @@ class Standstill:
 
 
 at_the_gate: ContextVar[Standstill | None] = ContextVar("at_the_gate", default=None)
-"""Counts the time that the scheduler holds the attempt of this task, or of the task that started it."""
+"""Counts the time for which the scheduler holds back the attempt of this task, or of the task that started it."""
 
 
 @contextmanager
 def counting_time_at_gate() -> Iterator[Standstill]:
-    """Count how long the scheduler holds an attempt, in this block and the tasks started in it."""
+    """Count how long the scheduler holds back an attempt, in this block and the tasks started in it."""
     held = Standstill()
     token = at_the_gate.set(held)
     try:

@@ -27,10 +27,10 @@ Event: TypeAlias = Literal["on_run_start", "on_rollout", "on_step", "on_evaluati
 
 
 class Callback:
-    """Receives a run's events on its first process. Override the methods that you need.
+    """Base class of callbacks, which receive a run's events on its first process. Override the methods that you need.
 
-    If a method raises, its first error is shown as a warning, all errors are counted in the summary's
-    `callback_errors`, and the run continues. The run trains on and stores the same rollout objects that callbacks get:
+    If a method raises, the run continues: the method's first error is logged as a warning, and all errors are counted
+    under `callback_errors` in the summary. Callbacks get the same rollout objects that the run trains on and stores:
     read them, but don't change them.
     """
 
@@ -69,7 +69,7 @@ class Callback:
         Args:
             step: Number of steps finished before the evaluation.
             evaluation: The evaluation and its rollouts.
-            metrics: Its metrics, whose names begin with `eval/`.
+            metrics: The evaluation's metrics, whose names begin with `eval/`.
         """
 
     def on_run_end(self, summary: Mapping[str, Any]) -> None:
@@ -103,7 +103,9 @@ def checked_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
                     f"callbacks: {named}.{event} is async, but callbacks aren't awaited; make it a plain method"
                 )
             if inspect.isgeneratorfunction(method):
-                raise ValueError(f"callbacks: {named}.{event} yields, so calling it does nothing; return instead")
+                raise ValueError(
+                    f"callbacks: {named}.{event} is a generator, so calling it does nothing; make it a plain method"
+                )
         for name in (each for each in dir(callback) if each.startswith("on_") and each not in events):
             if callable(getattr(callback, name)):
                 raise ValueError(f"callbacks: {named}.{name} isn't a run event; {nearest(name, events)}")
@@ -112,7 +114,7 @@ def checked_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
 
 @dataclass(slots=True)
 class Callbacks:
-    """Calls every callback of a run. Errors are counted in `errors` and the first one of each method is logged."""
+    """Calls a run's callbacks, counts their errors in `errors`, and logs the first error of each method."""
 
     alert: Callable[[str], None]
     """A function that shows the user a warning."""
@@ -122,11 +124,11 @@ class Callbacks:
     _ended: list[Callback] = field(default_factory=list)
     """The callbacks whose `on_run_end` was called; each is called once."""
     _one: defaultdict[int, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
-    """A lock per callback id, held while a thread runs one of its methods. A call that the run has stopped waiting
-    for still holds it until the method returns.
+    """Locks by callback id. A thread holds a callback's lock while it runs one of its methods, even after the run has
+    stopped waiting for the call.
     """
     _in_threads: set[str] = field(default_factory=set)
-    """The methods that threads are running."""
+    """The methods that are running in threads, as "Class.method"."""
 
     async def call(self, event: Event, *told: Any) -> None:
         """Call every callback's method for an event."""

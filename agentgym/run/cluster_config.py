@@ -5,29 +5,29 @@ from agentgym.config_fields import Above0, Count, Positive, config
 OFF = "off"
 """The Ray address that means no cluster: the run or evaluation stays in this process."""
 SANDBOX = "sandbox"
-"""Custom Ray resource of nodes that run sandboxes. If the cluster has any, each rollout worker takes one unit."""
+"""Custom Ray resource of nodes that run sandboxes. If any node has it, each rollout worker reserves one unit of it."""
 
 
 @config(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Sets how a run's parts are spread over a Ray cluster. Without --ray, all parts are in this process."""
+    """Settings for spreading a run's parts over a Ray cluster. Without --ray, all parts run in this process."""
 
     workers: Positive | None = None
-    """Number of rollout worker processes. None starts one per unit of the Ray resource "sandbox" that eval_workers
-    leave, or one per node if no node has it, at most prompts_per_step; workers then join and leave with their
-    nodes, between batches.
+    """Number of rollout worker processes. None starts one per unit of the Ray resource "sandbox" that isn't used by
+    eval_workers, or one per node if no node has that resource, but at most prompts_per_step. Workers then start and
+    stop, between batches, as nodes join and leave.
     """
     worker_cpus: Above0 = 1.0
     """CPUs that Ray reserves for each rollout worker."""
     eval_workers: Count = 0
-    """Number of processes that run the evaluations between steps (eval_every) while training continues, each with
-    its own engine in the process. With 0, the rollout workers run them and training waits.
+    """Number of processes that run the evaluations between steps (eval_every) while training continues, each with a
+    separate engine in its process. With 0, the rollout workers run these evaluations, and training waits for them.
     """
     trainers: Positive = 1
-    """Number of processes that train together. On GPUs, each gets its own."""
+    """Number of training processes. On GPUs, each process gets a separate GPU."""
     trainer_cpus: Above0 = 1.0
     """CPUs that Ray reserves for each trainer."""
     restarts: Count = 5
-    """How many times lost workers, servers or trainers are replaced, counted separately for each kind, before the
-    run fails.
+    """Maximum number of times that lost workers, servers or trainers are replaced before the run fails, counted
+    separately for each kind.
     """

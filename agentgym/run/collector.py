@@ -32,7 +32,7 @@ PlayedShare: TypeAlias = tuple[Sequence[Group], BatchStats | None]
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Runs rollouts with an env, an engine and sandboxes. Under torchrun, each process has one and runs its share."""
+    """Runs rollouts with an env, an engine and sandboxes. Under torchrun, each process has one for its share."""
 
     env: type[Env[Any]]
     engine: Engine
@@ -91,9 +91,10 @@ class Collector:
 
         Args:
             schedule: What to run. Its `sampling` and `concurrency` default to the collector's.
-            sampler_states: The result of `sampler_states()` in a run that was stopped; this scheduler resumes from
-                there.
-            alone: Whether only this process was lost, and rejoins others that kept running.
+            sampler_states: The result of `sampler_states()` in a stopped run, from which this scheduler resumes.
+                Empty for
+                a new run.
+            alone: Whether only this process was lost and now rejoins the others, which kept running.
             on_rollout: Called with each rollout of this process when it ends.
 
         Yields:

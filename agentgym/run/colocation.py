@@ -1,4 +1,4 @@
-"""Lending the GPU memory of servers that share the trainer's GPUs while the trainer runs."""
+"""Lends the trainer the GPU memory of servers that share its GPUs."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,10 +10,10 @@ from agentgym.run.config import RunConfig
 
 @asynccontextmanager
 async def lent_memory(run: RunConfig, collector: Collector) -> AsyncIterator[None]:
-    """Have the servers release the memory that `engine.colocate` selects, and take it back after the block.
+    """Release the GPU memory of the servers that `engine.colocate` selects, and restore it after the block.
 
-    Every training process must call it. No process sends requests during the block. The first process, which
-    launched the servers, talks to them. Does nothing if the run's servers aren't colocated.
+    Every training process must call this, and none may send requests during the block. Only the first process, which
+    launched the servers, contacts them. Does nothing if the run's servers aren't colocated.
     """
     engine, peers = collector.engine, collector.peers
     shared = isinstance(run.engine, SGLangConfig) and run.engine.colocate != "off"

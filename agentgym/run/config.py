@@ -45,7 +45,7 @@ WHOLE = (
 
 
 _NOT_IN_TRAINING = {
-    "temperature": "set train.temperature instead, which the trainer scores at too",
+    "temperature": "set train.temperature instead, which the trainer also uses for scoring",
     "max_tokens": "set the run's max_turn_tokens instead, which applies to evaluations too",
     **dict.fromkeys(("top_p", "top_k", "min_p"), WHOLE),
 }
@@ -82,17 +82,22 @@ class RunConfig:
     ELSEWHERE: ClassVar = (TrainConfig,)
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError: nothing would validate or read a subclass's settings."""
+        """Raise TypeError, because nothing would validate or read a subclass's settings."""
         raise TypeError(
-            f"RunConfig: {cls.__name__} is a subclass, whose settings nothing would read; make an instance, as in "
+            f"RunConfig: {cls.__name__} is a subclass, and nothing would read its settings; make an instance, as in "
             "`RECIPE = ag.RunConfig(env=..., model=...)`, and derive variants with `dataclasses.replace`"
         )
 
     recipe: Name | None = None
-    """Name of the run, used in its folder and its last line; a folder name without "/". None uses the env's name."""
+    """Name of the run, which is part of its folder's path and of the last line that it prints. It can't contain "/".
+    None
+    uses the env's name.
+    """
     env: Name | Weights
-    """Env to train on: a registered name or "package.module:Class". For a mixture, name several, each with its
-    weight in a batch, such as --env chase 2 bisect 1; --env.MEMBER 2 sets a weight, --env.MEMBER.NAME a parameter.
+    """Env to train on: a registered name or "package.module:Class". For a mixture, name several envs, each followed by
+    its
+    weight in a batch, such as --env chase 2 bisect 1; --env.MEMBER 2 sets one weight, and --env.MEMBER.NAME sets a
+    parameter.
     """
     env_args: Variables = field(default_factory=dict)
     """Values of the env's parameters by name, or by MEMBER.NAME for a mixture. On the command line, --env.NAME
@@ -122,8 +127,9 @@ class RunConfig:
     seed: Seed = 0
     """Seed of everything random: task order, envs, sampling, initial weights, evaluations. From 0 to 2^63 - 1."""
     ray: Name = OFF
-    """Ray cluster to spread the run's parts over: auto joins a running cluster or starts one on this machine,
-    HOST:PORT joins that one, off keeps everything in this process and in the processes that torchrun starts.
+    """Ray cluster to spread the run's parts over: auto joins a running cluster or starts one on this machine, HOST:PORT
+    joins the cluster at that address, and off keeps everything in this process and in the processes that torchrun
+    starts.
     """
     cluster: ClusterConfig = ClusterConfig()
     max_steps: Count = 30
@@ -137,7 +143,7 @@ class RunConfig:
     sandbox: Kind = "auto"
     """Sandbox that runs the model's code; auto uses the one the env declares."""
     oversample: OversampleConfig = OversampleConfig()
-    """How many extra rollouts to start, and when to cut the remaining ones."""
+    """How many extra rollouts to start, and when to cut those that are still running."""
     max_staleness: Count = 0
     """Maximum number of policy versions that a group's oldest token may lag behind when it is trained on. Above 0,
     later batches are collected during training; 0 alternates between collecting and training.
@@ -145,11 +151,13 @@ class RunConfig:
     max_turn_tokens: Positive | None = None
     """Maximum number of tokens per turn. None applies only the env's limits."""
     train_sampling: Sampling = Sampling()
-    """Sampling of training rollouts; only the texts that end a turn can be set. train.temperature and
+    """Sampling settings of training rollouts. Only the texts that end a turn can be set here; train.temperature and
     max_turn_tokens set the rest.
     """
     eval_sampling: Sampling | None = None
-    """Sampling of held-out tasks; if it has no max_tokens, max_turn_tokens applies. None samples as in training."""
+    """Sampling settings of held-out evaluations; if max_tokens isn't set, max_turn_tokens applies. None samples as in
+    training.
+    """
     advantage_estimator: Estimator = "dr_grpo"
     """How a rollout's reward becomes an advantage within its group."""
     credit: CreditLevel = "outcome"
@@ -171,7 +179,9 @@ class RunConfig:
     other settings are flags under --models.NAME.
     """
     merge: bool = True
-    """Train on one sample per segment instead of per turn: same gradient, but each token is computed only once."""
+    """Whether to train on one sample per segment instead of one per turn. The gradient is the same, but each token is
+    computed only once.
+    """
     eval_tasks: Count = 128
     """Number of held-out tasks (split "test") per evaluation, before and after training; 0 disables evaluations."""
     eval_rollouts: Positive = 1
@@ -203,7 +213,7 @@ class RunConfig:
         ):
             raise ValueError(
                 "chat_template, chat_template_kwargs: a custom engine brings its own tokenizer; set them there "
-                "(agentgym.chat.chat_tokenizer takes both), and leave them out here"
+                "(agentgym.chat.chat_tokenizer accepts both), and leave them out here"
             )
         if self.train.dora and isinstance(self.engine, SGLangConfig):
             raise ValueError(
@@ -277,7 +287,9 @@ class RunConfig:
                 f"rewards; use dr_grpo"
             )
         elif self.train.loss == "gspo_rollout":
-            raise ValueError("train.loss: gspo_rollout needs whole rollouts, and branches aren't whole; use gspo")
+            raise ValueError(
+                "train.loss: gspo_rollout needs whole rollouts, but branches are only parts of rollouts; use gspo"
+            )
 
     def _check_value(self) -> None:
         """Raise ValueError, naming the field, if a setting doesn't fit a critic, or needs one."""

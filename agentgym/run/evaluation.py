@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch is loaded when a run starts, so that --help and an ea
     from agentgym.train.trainer import Trainer
 
 PREFIX = ".evaluating-"
-"""Prefix of the folders that hold a policy until its evaluation has ended."""
+"""Prefix of the names of folders that store a policy while its evaluation is running."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class _Pending:
     """An evaluation that runs while training continues."""
 
     done: int
-    """Number of steps finished before it."""
+    """Number of steps finished before the evaluation."""
     playing: "asyncio.Task[Evaluation]"
     policy: Path
     """The folder of the evaluated policy."""
@@ -42,9 +42,10 @@ class _Pending:
 class Evaluations:
     """Evaluates a run's policies on the held-out tasks, and records the results. Use it inside `async with`.
 
-    With `beside`, a collector that has separate workers, the evaluations that `begin` starts run while training
-    continues, one at a time. A result is recorded between two steps, under the step that it belongs to. If the
-    block ends with an error, a running evaluation is canceled, and the resumed run reports which result is
+    If `beside` is given, a collector with separate workers, the evaluations that `begin` starts run while training
+    continues, one at a time. A result is recorded between two steps, under the step after which the evaluation
+    started.
+    If the block ends with an error, a running evaluation is canceled, and the resumed run reports which result is
     missing.
     """
 
@@ -89,13 +90,14 @@ class Evaluations:
             shutil.rmtree(left, ignore_errors=True)
 
     async def now(self, phase: str, done: int, checkpoints: CheckpointManager | None = None) -> float | None:
-        """Run the held-out tasks after `done` steps, record them, and return their mean reward.
+        """Run the held-out tasks after `done` steps, record the results, and return their mean reward.
 
         Args:
             phase: The phase under which rollouts are stored.
             done: Number of finished steps.
-            checkpoints: If given, it saves the policy if this evaluation is the run's best so far, unless the run
-                only evaluates before and after training.
+            checkpoints: Saves the policy if this evaluation is the run's best so far, unless the run only evaluates
+                before
+                and after training. None saves no policy.
 
         Returns:
             The mean reward, or None if the run has no held-out tasks.
@@ -112,9 +114,9 @@ class Evaluations:
         return reward
 
     async def begin(self, done: int, checkpoints: CheckpointManager) -> None:
-        """Start an evaluation after `done` steps, to run during training if there are workers for it, or now.
+        """Evaluate the policy after `done` steps: during training if there are separate workers, otherwise immediately.
 
-        Waits first for the evaluation that is still running, if any.
+        If another evaluation is still running, waits for it first.
         """
         if self._beside is None:
             await self.now("eval", done, checkpoints)
@@ -135,15 +137,15 @@ class Evaluations:
         self._pending = _Pending(done, playing, policy, checkpoints)
 
     async def settle(self) -> None:
-        """Record the running evaluation if it has ended."""
+        """Record the evaluation that runs during training, if it has ended."""
         if self._pending is not None and self._pending.playing.done():
             await self.end()
 
     async def end(self) -> None:
-        """Wait for the running evaluation and record it. If its workers were lost, report that it is missing.
+        """Wait for the evaluation that runs during training and record it, or report that its workers were lost.
 
         Raises:
-            AgentGymError: If all of its rollouts failed.
+            AgentGymError: If all rollouts of the evaluation failed.
         """
         if (pending := self._pending) is None:
             return

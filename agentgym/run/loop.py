@@ -61,8 +61,8 @@ if TYPE_CHECKING:  # torch is loaded when a run starts, so that --help and an ea
     from agentgym.train.trainer import Trainer
 
 PROBE = 256
-"""Maximum number of ids that trainer and engine both score after a sync. A server may sample one token after
-each of them.
+"""Maximum number of ids that trainer and engine both score after a sync. A server may have to sample a token after each
+id to score it.
 """
 
 
@@ -161,14 +161,14 @@ class _Steps:
     record: Recorder
     callbacks: Callbacks
     teacher: Engine | None
-    """Scores the policy's tokens; None if advantages come from rewards."""
+    """The engine that scores the policy's tokens; None if advantages come from rewards."""
     evaluations: Evaluations
     clock: StepClock
     sync: WeightSync | None = None
     """Sends each policy to the engine; None before the first sync, while the engine has the base model."""
 
     async def train(self, checkpoints: CheckpointManager) -> None:
-        """Run the remaining steps, starting with the one at which the run's state is."""
+        """Run the remaining steps, starting from the run's current state."""
         run, begun, trainer, log = self.run, checkpoints.state, self.trainer, self.record.log
         env = self.collector.env
         part = self.clock.part
@@ -230,12 +230,12 @@ class _Steps:
         return batch, {}
 
     def rollout_ended(self, rollout: Rollout) -> None:
-        """Display that a training rollout has ended, and call the callbacks."""
+        """Report a finished training rollout to the progress display and the callbacks."""
         self.record.log.rollout_ended()
         self.callbacks.on_rollout(rollout)
 
     def new_sync(self, probe: Sequence[int], base: Sequence[float] = ()) -> WeightSync:
-        """Return a weight sync to the engine, which still has the base model."""
+        """Return a weight sync to the engine, which still has the base model's weights."""
         trainer, engine = self.trainer, self.collector.engine
         return WeightSync(trainer, engine, probe, self.run.sampling, tolerance=self.run.probe_tolerance, base=base)
 
@@ -259,7 +259,7 @@ def _probe(groups: Groups) -> list[int]:
     """Return the first ids of the first rollout segment that belongs to the policy.
 
     Raises:
-        AgentGymError: If no rollout has one.
+        AgentGymError: If no rollout has such a segment.
     """
     for segment in (segment for rollout in groups.rollouts for segment in rollout.segments):
         if not segment.model:
@@ -272,7 +272,7 @@ def _probe(groups: Groups) -> list[int]:
 async def open_callbacks(
     run: RunConfig, record: Recorder, given: Sequence[Callback], *, first: bool
 ) -> AsyncIterator[Callbacks]:
-    """Open a run's trackers, and notify all callbacks of its start and its failure, on its first process only."""
+    """Open a run's trackers, and notify all callbacks if the run starts or fails. Other processes have no callbacks."""
     folder, alert = record.log.folder, record.log.alert
     told = Callbacks(alert)
     try:
@@ -288,7 +288,7 @@ async def open_callbacks(
 
 
 def new_folder(recipe: str) -> Path:
-    """Create the folder runs/RECIPE/TIME for a run whose settings name none. No other run gets the same folder."""
+    """Create the folder runs/RECIPE/TIME for a run without an output_dir. No other run gets the same folder."""
     return names.new_folder(Path("runs") / recipe)
 
 

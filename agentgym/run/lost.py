@@ -1,4 +1,4 @@
-"""Processes and rollouts that a run on a cluster loses: their counts, and the errors that a loss raises."""
+"""Counts of the processes and rollouts that a run on a cluster has lost, and the errors for lost processes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -6,20 +6,20 @@ from dataclasses import asdict, dataclass
 from agentgym.errors import AgentGymError
 
 PREFIX = "cluster/"
-"""Prefix of the metrics' names."""
+"""Prefix of the counts' names in the metrics."""
 
 
 class TrainerLost(AgentGymError):
-    """A training process of a cluster ended by itself; the run continues from its last checkpoint."""
+    """A training process on a cluster terminated unexpectedly. The run continues from its last checkpoint."""
 
 
 class WorkersLost(AgentGymError):
-    """More workers of a cluster ended by themselves than may be replaced."""
+    """More workers on a cluster terminated unexpectedly than may be replaced."""
 
 
 @dataclass(slots=True)
 class Losses:
-    """Counts of a run's lost processes (those that ended by themselves), replacements, and lost rollouts."""
+    """Counts of a run's lost processes (those that terminated unexpectedly), their replacements, and lost rollouts."""
 
     workers_lost: int = 0
     workers_replaced: int = 0

@@ -27,19 +27,19 @@ METRICS = "metrics.jsonl"
 EACH_STEP = ("rollouts", "training")
 """The parts of every step. The progress bar shows them; plain lines omit them."""
 QUIET_S = 30.0
-"""Seconds without a line after which, if stderr isn't a terminal, a line reports a batch's progress."""
+"""Seconds without a printed line after which a line reports the batch's progress, if stderr isn't a terminal."""
 LONGEST_LINE = 1 << 24
 """Maximum length in bytes of a metrics line that is read."""
 HELD_OUT = "eval/reward"
-"""The name of the held-out score, which has separate lines in metrics.jsonl."""
+"""Name of the held-out score's metric, which has separate lines in metrics.jsonl."""
 
 
 class MetricsLogger:
     """Writes a run's metrics: one JSON line per step in metrics.jsonl, and a progress bar on stderr.
 
-    If stderr isn't a terminal, it prints a line per step there instead. Non-finite metrics are null in
-    metrics.jsonl and are counted in `metrics_not_finite`. If the disk doesn't accept a line, the line stays in
-    memory and is retried with the next one; no line is left half written.
+    If stderr isn't a terminal, it prints one line per step instead of the bar. Non-finite metrics are null in
+    metrics.jsonl and are counted in `metrics_not_finite`. A line that can't be written to disk stays in memory and is
+    retried with the next one. No line is left half written.
 
     Args:
         folder: The run's folder.
@@ -62,7 +62,7 @@ class MetricsLogger:
         self._said_at = time.monotonic()
         self._file: int | None = None
         self._unwritten = b""
-        """The file's bytes that the disk hasn't accepted yet."""
+        """Bytes of the file that couldn't be written to disk yet."""
         self._console = Console(file=sys.stderr)
         self._lines = shown and not self._console.is_terminal
         self._bar = Progress(
@@ -100,21 +100,22 @@ class MetricsLogger:
             self._file = None
 
     def follow(self, folder: Path, *, lost: bool) -> None:
-        """Write into this folder from now on.
+        """Continue writing in the run's folder at its new path.
 
         Args:
             folder: The folder's new path.
-            lost: Whether the file is gone and has to be written again; otherwise it was moved along.
+            lost: Whether the metrics file is gone and has to be rewritten. Otherwise, it was moved with the folder.
         """
         self.folder = folder
         if lost and self._file is not None:
             self._open_again(_content(self._file) + self._unwritten)
 
     def follow_file(self) -> str | None:
-        """Continue in the file that is at the path now, or write it again if it is gone.
+        """Continue in the file that is now at the path, or rewrite it if it is gone.
 
         Returns:
-            A sentence about what happened to the file, or None if nothing did or it couldn't be opened.
+            A sentence that describes what happened to the file, or None if nothing did or the file couldn't be
+            opened.
         """
         path = self.folder / METRICS
         try:
@@ -148,10 +149,10 @@ class MetricsLogger:
         self._write_rest()
 
     def note(self, doing: str) -> None:
-        """Display what the run is doing.
+        """Display the run's current activity.
 
         Args:
-            doing: The activity, such as "loading".
+            doing: A description of the activity, such as "loading".
         """
         self._bar.update(self._job, description=doing)
         if doing not in EACH_STEP:
@@ -169,25 +170,25 @@ class MetricsLogger:
             self._line(f"{of}  {self._pace(len(self.rows))}")
 
     def say(self, said: str) -> None:
-        """Print a line on stderr. Only the first process does.
+        """Print a line on stderr, on the first process only.
 
         Args:
-            said: The line.
+            said: The text of the line.
         """
         if self._shown:
             self._console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def alert(self, said: str) -> None:
-        """Print a warning on stderr. Only the first process does.
+        """Print a warning on stderr, on the first process only.
 
         Args:
-            said: The warning.
+            said: The text of the warning.
         """
         if self._shown:
             self._console.print(f"WARNING: {said}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
     def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one step. When this returns, its line is on disk if the disk accepts it.
+        """Record one step. When this returns, the step's line is on disk unless the disk didn't accept it.
 
         Args:
             step: Number of the step, from 0.
@@ -208,7 +209,7 @@ class MetricsLogger:
 
         Args:
             done: Number of steps finished before the evaluation.
-            metrics: Its metrics by name, including `eval/reward`, `eval/rollouts` and `eval/failed`.
+            metrics: The evaluation's metrics by name, including `eval/reward`, `eval/rollouts` and `eval/failed`.
         """
         self.held_out_rewards[done] = metrics[HELD_OUT]
         self._write({"step": done, **metrics})
@@ -240,7 +241,7 @@ class MetricsLogger:
             self._write_rest()
 
     def _write_rest(self) -> None:
-        """Write the pending bytes, as far as the disk accepts them."""
+        """Write as many of the pending bytes as the disk accepts."""
         assert self._file is not None
         try:
             while self._unwritten:
@@ -280,7 +281,7 @@ def strict(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, float]]:
-    """Remove the lines of later steps from the file at `path`.
+    """Remove the lines of steps after the first `steps` steps from the file at `path`.
 
     Warns if metrics of one of the first `steps` steps are missing.
 
@@ -315,12 +316,12 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _key(row: Mapping[str, float]) -> tuple[float, bool]:
-    """Return a line's key: its step, and whether it is an evaluation's."""
+    """Return the key of a metrics line: its step, and whether the line is an evaluation's."""
     return row["step"], HELD_OUT in row
 
 
 def _row(line: bytes) -> dict[str, float] | None:
-    """Parse the metrics of a line; None if it is truncated, damaged, or has values that aren't numbers."""
+    """Parse a line of metrics; return None if it is truncated, damaged, or has values that aren't numbers."""
     try:
         row: dict[str, float] = parsed(line)
         whole(row["step"], "step")

@@ -1,4 +1,4 @@
-"""Opening of a run's engine (once for all processes), sandboxes and model roles."""
+"""Opens a run's engine (once for all processes), sandboxes and model roles."""
 
 import inspect
 import textwrap
@@ -35,7 +35,7 @@ async def open_collector(
     tokenizer: ChatTokenizer | None = None,
     engine: Engine | None = None,
 ) -> AsyncIterator[Collector]:
-    """Open everything that this process needs to run rollouts. An already open `engine` replaces the run's."""
+    """Open everything that this process needs to run rollouts. A given `engine` is used instead of the run's."""
     async with AsyncExitStack() as stack:
         opening = nullcontext(engine) if engine else open_engine(run, peers, progress, tokenizer)
         engine = await stack.enter_async_context(opening)
@@ -84,7 +84,7 @@ async def open_model(
     progress: Callable[[str], None],
     tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Engine]:
-    """Open an engine for a model that the run samples from or learns from, as `open_engine` does."""
+    """Open an engine for one of the run's models, such as the policy or the teacher; see `open_engine`."""
     if isinstance(config, TransformersConfig):
         async with TransformersEngine(model, config, tokenizer=tokenizer) as local:
             yield local
@@ -117,7 +117,7 @@ async def open_models(
 
 
 def own_template(run: RunConfig) -> ChatTokenizer | None:
-    """Load the chat tokenizer if the run sets its template or variables; None leaves it to the engine."""
+    """Load the model's chat tokenizer if the run sets its template or variables; None if the engine should load it."""
     if run.chat_template is None and not run.chat_template_kwargs:
         return None
     return chat_tokenizer(run.model, template=run.chat_template, template_kwargs=run.chat_template_kwargs)
@@ -126,7 +126,7 @@ def own_template(run: RunConfig) -> ChatTokenizer | None:
 def without_adapters(
     config: TransformersConfig | SGLangConfig | CustomEngineConfig,
 ) -> TransformersConfig | SGLangConfig | CustomEngineConfig:
-    """Return the settings of an engine that gets no adapter, so that launched servers reserve no memory for one."""
+    """Return the engine's settings without adapters, so that launched servers reserve no memory for them."""
     return replace(config, adapters="merged") if isinstance(config, SGLangConfig) and not config.urls else config
 
 
@@ -188,7 +188,7 @@ async def _told_to_the_others(launching: SGLangEngine, peers: Peers) -> AsyncIte
 
 @asynccontextmanager
 async def _entered(made: Any) -> AsyncIterator[Any]:
-    """Open an engine if it is an async context manager, and yield any other one unchanged."""
+    """Open an engine if it is an async context manager; yield any other engine unchanged."""
     if isinstance(made, AbstractAsyncContextManager):
         async with made as opened:
             yield opened
@@ -200,6 +200,6 @@ async def _entered(made: Any) -> AsyncIterator[Any]:
 
 
 def engine_counts(engine: Engine) -> dict[str, float]:
-    """Return a server engine's counters since it opened, under `engine/`; empty for other engines."""
+    """Return a server engine's counters since it opened, named `engine/NAME`; empty for other engines."""
     counts = getattr(engine, "counts", None)
     return {f"engine/{name}": float(value) for name, value in asdict(counts).items()} if counts is not None else {}

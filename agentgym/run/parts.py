@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Parts(Protocol):
-    """The parts that train and that run rollouts, each opened once."""
+    """The trainer and the collectors of a run, each opened once."""
 
     def trainer(self) -> "AbstractAsyncContextManager[Trainer]":
         """Return a context manager that opens the trainer of the run's policy."""
@@ -57,7 +57,7 @@ class LocalParts:
     run: RunConfig
 
     def trainer(self) -> "AbstractAsyncContextManager[Trainer]":
-        """Return the trainer, not open yet."""
+        """Return the trainer, which isn't open yet."""
         with needs_extra():
             from agentgym.train.trainer import Trainer
         return Trainer(self.run.model, self.run.train, seed=self.run.seed)
@@ -80,5 +80,5 @@ class LocalParts:
         return nullcontext()
 
     def lost(self) -> dict[str, int]:
-        """Return {}: if this process loses a part, the run ends."""
+        """Return {}, because the run ends if one of this process's parts is lost."""
         return {}

@@ -1,4 +1,4 @@
-"""The processes that share a run's work, as each of them sees the others."""
+"""The protocol of a process that shares a run's work with other processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Peers(Protocol):
 
     @property
     def gpus(self) -> Sequence[int]:
-        """The GPUs of this machine that the processes train on. Servers launched here use others."""
+        """The GPUs of this machine that the processes train on. Servers launched on this machine use other GPUs."""
         ...
 
     async def gather(self, objects: list[T]) -> list[T]:
@@ -35,7 +35,7 @@ class Peers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One process's share of the work, if another process joins the shares: `gather` returns only its own objects."""
+    """One process's share of work whose results another process joins: `gather` returns only this process's objects."""
 
     rank: int = 0
     world: int = 1
@@ -50,5 +50,5 @@ class Share:
         return objects
 
     def of(self, items: Sequence[T]) -> Sequence[T]:
-        """Return the items of this share."""
+        """Return the items that belong to this share."""
         return items[self.rank :: self.world]

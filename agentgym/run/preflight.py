@@ -1,4 +1,4 @@
-"""Checks of a run that need no model."""
+"""Checks of a run that don't need a model."""
 
 import logging
 import os
@@ -59,10 +59,10 @@ FILES = (LOCK, SETTINGS, METRICS, STORE, SURROUNDINGS, SUMMARY, PLOT)
 
 
 def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
-    """Log a warning, with what to change, if the env asks for more context than the engine has.
+    """Log a warning, with what to change, if the env allows more context than the engine has.
 
-    An env that leaves limits.context_tokens at its default isn't checked; if one of its rollouts reaches the
-    engine's limit, that is reported at that time.
+    An env that leaves limits.context_tokens at its default isn't checked. If one of its rollouts reaches the engine's
+    limit, a warning is logged at that time.
     """
     wanted, held = env.limits.context_tokens, engine.context_tokens
     if wanted > held and wanted != Limits().context_tokens:
@@ -75,7 +75,7 @@ def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
 
 @contextmanager
 def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> Iterator[LockedFolder | None]:
-    """Check everything that needs no model, write the run's settings, and lock the folder until the block ends.
+    """Check everything that doesn't need a model, write the run's settings, and lock the folder until the block ends.
 
     Only the first process uses the folder. On the other processes, `folder` may be None.
 
@@ -132,7 +132,7 @@ def _make_folder(folder: Path) -> None:
     """Create a new run's folder.
 
     Raises:
-        ValueError: If it can't be created, or if it holds files that aren't a run's.
+        ValueError: If it can't be created, or if it contains files that aren't a run's.
     """
     make_folder(folder)
     held = files_in(folder)

@@ -33,7 +33,7 @@ from agentgym.types.arrays import Floats
 from agentgym.types.sample import Sample
 
 SUMMARY = "summary.json"
-"""The file in the run's folder that holds the summary, the return value of `train_policy`."""
+"""The file in the run's folder with the summary that `train_policy` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Recorder:
 
     log: MetricsLogger
     store: RolloutWriter | None
-    """None on every process but the first."""
+    """Stores the run's rollouts; None on every process but the first."""
     report: Report
     solved: float = 1.0
     """Minimum reward that counts as solved."""
@@ -56,19 +56,20 @@ class Recorder:
     """Contents of the files that are written once, at the start, for rewriting them if they are removed."""
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
     turn: threading.RLock = field(default_factory=threading.RLock)
-    """Held from the moment a change of the folder is noticed until everything is written at the new path."""
+    """Lock that is held while the recorder follows its folder, until everything is written at the new path."""
 
     def follow(self) -> Change | None:
         """Follow the run's folder to its current path. Blocks on disk I/O.
 
-        A removed folder is created again with the settings, metrics and rollouts so far. If that fails, the failure
+        If the folder was removed, it is recreated with the settings, metrics and rollouts so far. If that fails, the
+        failure
         is counted and reported, and the next call tries again.
 
         Returns:
             What happened to the folder since the last call, or None if nothing did.
 
         Raises:
-            FolderInUse: If another process has taken the folder.
+            FolderInUse: If another process now uses the folder.
         """
         if self.held is None:
             return None
@@ -84,7 +85,7 @@ class Recorder:
             return change
 
     def _follow_files(self) -> None:
-        """Write removed files of the folder again, and warn once about each."""
+        """Rewrite files that were removed from the folder, and warn once about each."""
         folder = self.log.folder
         said = [found] if (found := self.log.follow_file()) else []
         for name in [each for each in self.texts if is_gone(folder / each)]:
@@ -98,7 +99,7 @@ class Recorder:
             self.log.alert(each)
 
     def leave(self) -> Change:
-        """Continue in a new folder next to the run's, which another process has taken; the rollouts stay there."""
+        """Continue in a new folder, because another process has taken the run's. Stored rollouts stay behind."""
         assert self.held is not None
         with self.turn:
             change = self.held.leave()
@@ -157,7 +158,7 @@ class Recorder:
         scored: Mapping[tuple[str, int, int], tuple[Floats, bool]],
         metrics: Mapping[str, float],
     ) -> dict[str, float]:
-        """Log a step with these and all other metrics of its batch, and return them all. Blocks on disk I/O."""
+        """Log a step with `metrics` and all other metrics of its batch, and return all of them. Blocks on disk I/O."""
         whole = groups.metrics() | batch_metrics(groups, least_solved=self.solved)
         whole |= samples.metrics() | mismatch_metrics(samples, scored)
         whole |= metrics
@@ -239,9 +240,9 @@ async def open_recorder(
     solved: float = 1.0,
     held: LockedFolder | None = None,
 ) -> AsyncIterator[Recorder]:
-    """Open the recorder of the run in `folder`, of which `done` steps are finished.
+    """Open the recorder of the run in `folder`, which has finished `done` steps.
 
-    When it closes, it writes everything that is pending.
+    When the recorder closes, it writes everything that is pending.
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(log)

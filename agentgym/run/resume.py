@@ -1,4 +1,4 @@
-"""A run's state on disk: what it needs in addition to the trainer's state to resume."""
+"""The state that a run stores on disk, in addition to the trainer's, so that it can be resumed."""
 
 import asyncio
 import errno
@@ -43,7 +43,7 @@ EVALUATION = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 """The subfolder with the checkpoints."""
 _TRIES = 3
-"""Attempts to write something whose folder or files are moved or removed meanwhile."""
+"""Number of times to try a write during which the folder or its files are moved or removed."""
 _REMOVAL_S = 0.3
 """Seconds between two attempts."""
 POLICIES = {"lora": "adapter", "full": "model"}
@@ -51,7 +51,7 @@ POLICIES = {"lora": "adapter", "full": "model"}
 
 
 class NotSaved(AgentGymError):
-    """A run is finished, but its disk doesn't accept the trained weights. The message says what is saved."""
+    """The trained weights of a finished run couldn't be written to disk. The message describes what is saved."""
 
     def __init__(self, said: str, folder: Path) -> None:
         super().__init__(said)
@@ -61,7 +61,7 @@ class NotSaved(AgentGymError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run's state between two steps, in plain values for the checkpoint."""
+    """A run's state between two steps, as plain values for the checkpoint."""
 
     step: int = 0
     """Number of finished steps."""
@@ -89,7 +89,7 @@ class Best:
 
 
 def read_best(folder: Path) -> Best | None:
-    """Return the evaluation of the policy in the run's `BEST`, or None if that doesn't exist.
+    """Return the evaluation of the policy in the run's `BEST` folder, or None if there is no such folder.
 
     Raises:
         ValueError: If it can't be read.
@@ -113,11 +113,11 @@ def policy_folder(run: RunConfig) -> str:
 
 
 def refuse_second_run(folder: Path) -> None:
-    """Raise ValueError if the folder holds trained weights, because a new run needs a separate folder."""
+    """Raise ValueError if the folder contains trained weights, because a new run needs a separate folder."""
     if has_checkpoints(folder / CHECKPOINTS):
-        raise ValueError(f"output_dir: {folder} holds a run's checkpoints; resume that run, or use another folder")
+        raise ValueError(f"output_dir: {folder} contains a run's checkpoints; resume that run, or use another folder")
     if (kept := BEST if (folder / BEST).exists() else _trained(folder)) is not None:
-        raise ValueError(f"output_dir: {folder} holds a run's trained weights, {kept}/; use another folder")
+        raise ValueError(f"output_dir: {folder} contains a run's trained weights, {kept}/; use another folder")
 
 
 def refuse_lost_checkpoints(folder: Path) -> None:
@@ -125,7 +125,7 @@ def refuse_lost_checkpoints(folder: Path) -> None:
     kept = _trained(folder)
     if kept is not None and not has_checkpoints(folder / CHECKPOINTS):
         raise ValueError(
-            f"resume: {folder} holds its run's trained weights, {kept}/, but no checkpoint to resume from; restore "
+            f"resume: {folder} contains its run's trained weights, {kept}/, but no checkpoint to resume from; restore "
             f"{CHECKPOINTS}/, or start a new run in another folder"
         )
 
@@ -188,12 +188,13 @@ class _Kept:
 
 
 class CheckpointManager:
-    """Saves a run's checkpoints, so that it can be resumed whenever it stops. Keep it open while the run trains.
+    """Saves a run's checkpoints, so that the run can be resumed whenever it stops. Keep it open while the run trains.
 
     The state after each finished step stays in memory until the next step has finished, so stopping in the middle
-    of a step loses only that step. Writing the state needs no other process. Everything recorded is on disk before
-    its checkpoint. If the disk doesn't accept a checkpoint, it is retried after the next step, and the previous
-    one stays intact.
+    of a step loses only that step. A process can write its state without the other processes. Everything recorded is
+    on
+    disk before its checkpoint. If a checkpoint can't be written to disk, it is retried after the next step, and the
+    previous one stays intact.
     """
 
     def __init__(self, trainer: "Trainer", record: Recorder, state: RunState, run: RunConfig) -> None:
@@ -206,13 +207,13 @@ class CheckpointManager:
         self._kept: _Kept | None = None
         self._written = state.step
         self._owed = False
-        """Whether a checkpoint still has to be written because the disk didn't accept it or because it was removed."""
+        """Whether a checkpoint still has to be written because the last write failed or because it was removed."""
         self._writing = threading.Lock()
 
     async def done(self, state: RunState, log: Callable[[], T]) -> T:
-        """Hold a finished step in memory, log it, and write a checkpoint if one is due.
+        """Store a finished step in memory, log it, and write a checkpoint if one is due.
 
-        Cancellation waits for each of these, so that every step that the log reports as done is saved.
+        A cancellation waits for these actions, so that every step that the log reports as done is saved.
 
         Returns:
             The result of `log`.
@@ -233,13 +234,18 @@ class CheckpointManager:
             self._record.log.follow(folder, lost=False)
 
     def _seen(self) -> tuple[Path, int, bool, Best | None]:
-        """Follow the run's folder; return its path, its checkpoint's step, whether one is owed, and its best policy."""
+        """Follow the run's folder.
+
+        Returns:
+            The folder's path, the step of its checkpoint, whether a checkpoint is owed, and the best policy's
+            evaluation.
+        """
         change = self._record.follow()
         self._look(lost=change is not None and change.lost)
         return self._folder, self._written, self._owed, self.best
 
     def _look(self, *, lost: bool) -> None:
-        """Check which written folders still exist, and warn about missing ones, unless all are known to be `lost`."""
+        """Note which written folders no longer exist, and warn about them unless all are known to be `lost`."""
         said, checkpoint = [], step_folder(self._folder / CHECKPOINTS, self._written)
         if self._written > 0 and is_gone(checkpoint):
             said.append(f"{checkpoint} was removed; writing it again.")
@@ -278,10 +284,11 @@ class CheckpointManager:
             await asyncio.to_thread(shutil.rmtree, saved, ignore_errors=True)
 
     def write(self, what: str, write: Callable[[Path], object], *, then: str, together: bool = True) -> bool:
-        """Write something into the run's folder, and return whether the disk accepted it.
+        """Call `write` with the run's folder, and return whether the disk accepted the write.
 
-        If the folder is moved or removed meanwhile, the write is repeated at the folder's new path. Something that all
-        ranks write `together` isn't repeated and then counts as not written.
+        If the folder is moved or removed meanwhile, the write is repeated at the folder's new path. A write by all
+        ranks
+        `together` isn't repeated in that case, and counts as refused.
         """
         disk, alone = self._record.log.disk, self._trainer.world == 1 or not together
         for _ in range(_TRIES if alone else 1):
@@ -310,7 +317,7 @@ class CheckpointManager:
         return log()
 
     def _write_together(self) -> bool:
-        """Write the checkpoint of the held step, and return whether the disk accepted it. Every rank must call it."""
+        """Write the checkpoint of the step in memory; return whether the disk accepted it. Every rank must call it."""
         if self._trainer.rank:
             self._attempt()
         return self._trainer.first(self._attempt)
@@ -322,13 +329,15 @@ class CheckpointManager:
             return True
         kept = last_step(self._folder / CHECKPOINTS)
         before = f"the checkpoint of step {kept} stays" if kept else "there is none yet"
-        then = f"{before}; it is retried after the next step, and the run continues"
+        then = f"{before}; the write is retried after the next step, and the run continues"
         return self.write("a checkpoint", self._write, then=then, together=not self._alone)
 
     def _write(self, folder: Path) -> None:
-        """Write this rank's part of the held step's checkpoint (on the first rank: all of it), unless it is written.
+        """Write this rank's part of the checkpoint of the step in memory, unless it is already written.
 
-        Only the first rank waits for anything, and no rank makes a collective call.
+        On the first rank, the whole checkpoint is on disk on return. Only the first rank waits for other ranks, and
+        no rank
+        makes a collective call.
         """
         kept = self._kept
         if kept is None:
@@ -430,14 +439,18 @@ class CheckpointManager:
 
 
 def _into(folder: Path, write: Callable[[Path], object]) -> None:
-    """Write into a folder. Raise FileNotFoundError if it is gone, before anything is created at its path."""
+    """Call `write` with a folder.
+
+    Raises:
+        FileNotFoundError: If the folder is gone; raised before anything is created at its path.
+    """
     if is_gone(folder):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     write(folder)
 
 
 def _move(saved: str, target: Path, *, files: Mapping[str, str]) -> None:
-    """Move the contents of a folder next to `target`, plus the given text files, to `target`, atomically."""
+    """Atomically write `target` from the contents of the folder `saved` next to it and the given text files."""
     with written_whole(target) as fresh:
         for path in (target.parent / saved).iterdir():
             path.rename(fresh / path.name)

@@ -46,7 +46,7 @@ class Report:
                 self.rewards.add(rollout.reward)
 
     def summary(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the counts, under their names in summary.json."""
+        """Return the counts under the names that they have in summary.json."""
         return {
             "optimizer_steps": _total(rows, "train/optimizer_steps"),
             "groups_without_signal": _total(rows, "samples/groups_without_signal"),
@@ -71,7 +71,7 @@ class Report:
             said.append("No branch was run: branching.after and branching.every selected no state in any rollout.")
         taught = any("teacher/divergence" in row for row in rows)
         if len(self.rewards) == 1 and not taught:
-            said.append(f"The reward never varied: every rollout has {next(iter(self.rewards)):g}.")
+            said.append(f"The reward never varied: every rollout has a reward of {next(iter(self.rewards)):g}.")
         failing = self.tools.failing().items()
         said += [f"The tool {name!r} failed in {errors} of {calls} calls." for name, (errors, calls) in failing]
         if len(self.failures):
@@ -90,8 +90,8 @@ UNLEARNED = {
     "train/skipped_steps": "skipped optimizer steps: the loss or the gradient was not finite",
     "train/untrained_steps": "mini-batches without tokens to train on",
 }
-"""Descriptions of what wasn't learned from, besides groups without a signal and failures, by the metric that
-counts it.
+"""Descriptions of data that wasn't learned from, by the name of the metric that counts it. Groups without a signal and
+failed rollouts are described separately.
 """
 
 
@@ -143,7 +143,9 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -
         return ["nothing; no optimizer step was taken"] if rows else []
     said = []
     if len(held_out) > 1:
-        said.append(f"held-out reward {held_out[min(held_out)]:.2f} at first, {held_out[max(held_out)]:.2f} at last")
+        said.append(
+            f"held-out reward {held_out[min(held_out)]:.2f} at the start, {held_out[max(held_out)]:.2f} at the end"
+        )
     if (ends := rewards_at_ends(rows)) is not None:
         first, end, many = ends
         of_first, of_last = (
@@ -185,7 +187,7 @@ def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _critic(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return how much of the returns the critic predicted."""
     known = _known(rows)
-    return [f"explained variance {known[0]:.2f} at first, {known[-1]:.2f} at last"] if known else []
+    return [f"explained variance {known[0]:.2f} at the start, {known[-1]:.2f} at the end"] if known else []
 
 
 def _known(rows: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -13,9 +13,10 @@ from agentgym.scheduling.accounting import Groups
 
 
 class Tracker(Callback):
-    """Sends the metrics of steps and evaluations to a tracker's package. A resumed run continues its record.
+    """Sends the metrics of steps and evaluations to a tracker's package.
 
-    Configure accounts and servers through the package: WANDB_MODE=offline keeps wandb in the run's folder.
+    A resumed run continues its record in the tracker. Configure accounts and servers through the package:
+    WANDB_MODE=offline keeps wandb in the run's folder.
     """
 
     in_thread = True
@@ -63,7 +64,7 @@ class Wandb(Tracker):
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        # As a metric, because wandb's own step rejects an evaluation that comes after the same step.
+        # The step is a metric, because wandb's own step rejects an evaluation after a training step of the same number.
         self._run.log({**metrics, "step": step})
 
     def on_run_end(self, summary: Mapping[str, Any]) -> None:

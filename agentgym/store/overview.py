@@ -25,11 +25,11 @@ TASK_SORTS: Mapping[str, str] = {
 }
 """The columns that tasks can be sorted by. "gain" is the last reward minus the first."""
 MOST_FAILURES = 20_000
-"""How many failures are looked at, the latest ones."""
+"""Maximum number of failures to read, starting with the latest."""
 MOST_UNPACKED = 256 << 20
-"""Limit on the total bytes of JSON of a run's failures. Each one is freed before the next is unpacked."""
+"""Maximum total bytes of the JSON of a run's failures. Each failure is freed before the next is unpacked."""
 SHOWN = 50
-"""How many rollout numbers are listed per failure."""
+"""Maximum number of rollout numbers to list per kind of failure."""
 
 
 @dataclass(slots=True)
@@ -48,9 +48,9 @@ class FailureKind:
 def task_rows(
     store: RolloutStore, *, phase: str | None, sort: str, descending: bool, offset: int, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of tasks and the rows from `offset` on.
+    """Return the number of tasks, and rows with one task each, from `offset` on.
 
-    A row has the mean rewards of the task's first and last visit.
+    A row contains the mean rewards of the task's first and last visit.
     """
     where, values = ("1", []) if phase is None else ("phase = ?", [stored_text(phase)])
     column = TASK_SORTS[sort]

@@ -56,21 +56,22 @@ class StoredRollout:
     was not trained on.
     """
     advantages: tuple[tuple[float, ...] | None, ...]
-    """For each segment, one number per turn, or None if the segment was not trained on. The numbers are an empty tuple
-    if not all of the segment's sampled tokens were trained.
+    """For each segment, the advantage of each turn, or None if the segment was not trained on. An empty tuple means
+    that not all of the segment's sampled tokens were trained on.
     """
     logprob_gap: float | None = None
     """Largest difference between the engine's and the trainer's log-probabilities, in nats. None if the rollout was not
     trained on, or if an earlier mini-batch of the same step had changed the policy.
     """
     suspicious: tuple[str, ...] = ()
-    """Names of its suspicious signs, which `agentgym.store.suspicious.SIGNS` describes."""
+    """Names of the rollout's suspicious signs, which `agentgym.store.suspicious.SIGNS` describes."""
 
     @property
     def turn_gaps(self) -> tuple[tuple[float, ...] | None, ...]:
         """For each segment, the largest difference between engine and trainer in each of its turns, in nats.
 
-        None if the segment was not trained on. From the second mini-batch of a step on, the policy had moved between
+        None if the segment was not trained on. From the second mini-batch of a step on, the policy had changed
+        between
         the two, unless the run has old_logprobs="trainer".
         """
         found: list[tuple[float, ...] | None] = []
@@ -96,7 +97,7 @@ class RolloutSummary:
     reward: float | None
     stop_reason: str
     failure: str | None
-    """Type and message of the error that ended it; None if the rollout was scored."""
+    """Type and message of the error that ended the rollout; None if it was scored."""
     turns: int
     tokens: int
     """How many tokens the policy sampled."""
@@ -107,11 +108,11 @@ class RolloutSummary:
 class RolloutStore:
     """Reads the rollouts of a run, during the run or later: `with RolloutStore("runs/mine") as store`.
 
-    A read that takes longer than the store's size can explain is stopped.
+    A read that takes too long for the size of the store is stopped.
 
     Args:
         folder: The run's folder.
-        one_read: Apply that limit to all reads of this object together, instead of to each read.
+        one_read: Whether that limit applies to all reads of this object together instead of to each read.
 
     Raises:
         FileNotFoundError: On entering, if the folder has no store.
@@ -153,7 +154,7 @@ class RolloutStore:
                 ("best") reward first. "worst" and "best" leave out failed rollouts, unless `failed` is set.
             failed: Whether to yield failed rollouts only.
             suspicious: Whether to yield rollouts with suspicious signs only.
-            step: The only step to look at; None means all.
+            step: The only step to look at; None means all steps.
             phase: The only phase to look at; None means all.
             ids: The rollouts to look at, each named by its id (`task/0`), its task's id (`task`) or its number in the
                 store; all if empty.
@@ -235,7 +236,7 @@ class RolloutStore:
     def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
         """Return the numbers of the matching rollouts.
 
-        Numbers are small enough to hold in memory, whereas a transaction left open would hold up the writer.
+        Numbers are small enough to hold in memory, whereas a transaction left open would delay the writer.
         """
         sql = f"SELECT number FROM rollouts WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?"
         return [row[0] for row in self.query(sql, *values, _all(limit))]
@@ -369,5 +370,5 @@ def _among(column: str, values: Collection[object]) -> str:
 
 
 def _all(limit: int | None) -> int:
-    """Return the limit as SQLite takes it, where -1 means no limit."""
+    """Return the limit for SQLite, which uses -1 for no limit."""
     return -1 if limit is None else min(limit, LARGEST)

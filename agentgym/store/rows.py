@@ -18,7 +18,7 @@ from agentgym.types.rollout import Rollout, RolloutBranch, Segment, Turn
 from agentgym.types.transcript import printable
 
 SUMMARY_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failure, turns, tokens, seconds"
-"""The rollout columns that can be read without unpacking anything."""
+"""The rollout columns that can be read without unpacking any JSON."""
 ROLLOUT_COLUMNS = f"{SUMMARY_COLUMNS}, detail"
 SEGMENT_COLUMNS = "place, parent, kind, token_ids, id_bytes, logprobs, turns, messages"
 SEGMENT_VALUES = SEGMENT_COLUMNS.replace("turns", "turns AS turns_of_segment")
@@ -35,7 +35,7 @@ def packed(value: object) -> bytes:
     """
     text = json.dumps(value, separators=(",", ":"), default=_plain).encode()
     if len(text) > MOST_BYTES:
-        raise ValueError(f"its JSON has {len(text):,} bytes, above the limit of {MOST_BYTES:,}")
+        raise ValueError(f"its JSON has {len(text):,} bytes, but the limit is {MOST_BYTES:,}")
     return zlib.compress(text, 1)
 
 
@@ -77,7 +77,7 @@ def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...
 def segment_row(segment: Segment) -> tuple[object, ...]:
     """Return the values of SEGMENT_COLUMNS.
 
-    An id takes 2 or 4 bytes, and the log-probability of a sampled token 4.
+    An id is stored in 2 or 4 bytes, and the log-probability of a sampled token in 4.
     """
     small = bool((segment.token_ids < 1 << 16).all())
     turns = [
@@ -151,7 +151,7 @@ def trained_of(segment: Segment, logprobs: bytes | None) -> Floats | None:
     """Return the trainer's log-probabilities, one per sampled token, or None if the segment was not trained on.
 
     Raises:
-        ValueError: If their number is not that of the sampled tokens.
+        ValueError: If there isn't one for each sampled token.
     """
     if logprobs is None:
         return None
@@ -165,7 +165,7 @@ def advantages_of(segment: Segment, text: str | None) -> tuple[float, ...] | Non
     """Return the advantages, one per turn or an empty tuple; None if the segment was not trained on.
 
     Raises:
-        ValueError: If their number is not that of the turns, or if one is not a number.
+        ValueError: If there isn't one for each turn, or if one is not a number.
     """
     if text is None:
         return None

@@ -45,7 +45,7 @@ MAY_DIFFER = (
 draws.
 """
 OF_EVALUATIONS = ("eval_tasks", "eval_rollouts", "eval_sampling", "eval_sampling.*", "eval_seed")
-"""Settings that make it a different evaluation. A resumed run can't change them if its evaluations are compared with
+"""Settings that define an evaluation. A resumed run can't change them if its evaluations are compared with
 earlier ones.
 """
 
@@ -204,7 +204,7 @@ def refuse_other_format(folder: Path) -> None:
     """Refuse to resume a folder whose settings use different names or whose seeds were derived differently.
 
     Raises:
-        ValueError: If another version of agentgym started it; the message says what to do.
+        ValueError: If another version of agentgym started the run; the message says what to do.
     """
     try:
         kept = _kept(folder)
@@ -220,8 +220,8 @@ def refuse_other_format(folder: Path) -> None:
         )
     if derivation != DERIVATION:
         raise ValueError(
-            f"resume: {folder} was started by an agentgym version that derives seeds differently, so the rest would "
-            "use other random draws; finish it with that version, or start over in another folder"
+            f"resume: {folder} was started by an agentgym version that derives seeds differently, so the other steps "
+            "would use other random draws; finish it with that version, or start over in another folder"
         )
 
 

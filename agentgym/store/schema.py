@@ -25,7 +25,7 @@ VERSION = 4
 """Version of the schema, raised whenever a table or a column name changes. Stores of other versions are refused."""
 
 OPEN_SECONDS = 5.0
-"""Seconds that a writer waits while another process holds the file."""
+"""Seconds that a writer waits while another process has locked the file."""
 
 
 class StoreError(UnreadableFileError):
@@ -91,7 +91,7 @@ _INDEX = r"CREATE INDEX IF NOT EXISTS (\w+) ON {} \(([^)]*)\)"
 
 
 def _table(name: str, body: str) -> Table:
-    """Describe one table of a store, as its readers check it."""
+    """Return the description of a table that readers check it against."""
     columns = _COLUMN.findall(body)
     key = _KEY.search(body)
     return Table(
@@ -145,7 +145,7 @@ def open_store(path: Path) -> sqlite3.Connection:
 
     Each rollout is written in one transaction, so readers only see whole rollouts. Readers never block the writer,
     because the file is in write-ahead mode. The exception is a file system that other machines may share or that has
-    no locks, where that mode doesn't work. Opening waits up to OPEN_SECONDS if another process holds the file.
+    no locks, where that mode doesn't work. Opening waits up to OPEN_SECONDS if another process has locked the file.
 
     Raises:
         StoreError: If the file can't be opened, is not a store, or is a store of another version.
@@ -189,7 +189,7 @@ def read_store(path: Path) -> ForeignDatabase:
     try:
         found = ForeignDatabase(path, within=path.parent)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path.parent} holds no {path.name}; name the folder of a run") from None
+        raise FileNotFoundError(f"{path.parent} contains no {path.name}; name the folder of a run") from None
     except sqlite3.Error as error:
         raise _cannot_open(path, error, write=False) from error
     except UnreadableFileError as error:
@@ -232,7 +232,7 @@ def _check_version(path: Path, found: int) -> None:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to write-ahead mode, waiting for another opener, which SQLite doesn't do by itself here."""
+    """Switch to write-ahead mode, waiting for other processes that open the store, as SQLite itself doesn't here."""
     until = time.monotonic() + OPEN_SECONDS
     while True:
         try:
@@ -275,7 +275,7 @@ def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError
             "resume the run, or move that file out of the folder"
         )
     if _is_busy(error):
-        todo = "another process holds it; wait for that process to finish, or stop it"
+        todo = "another process has locked it; wait for that process to finish, or stop it"
     elif code == sqlite3.SQLITE_FULL:
         todo = "free space on its disk"
     elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
@@ -292,7 +292,7 @@ def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError
 def _to_write(path: Path) -> sqlite3.Connection:
     """Open a connection that writes.
 
-    On a file system without locks, it holds the store exclusively. The lock on the run's folder already ensures that
+    On a file system without locks, it opens the store exclusively. The lock on the run's folder already ensures that
     only one process writes, and exclusive mode also opens a store that is in write-ahead mode because it came from
     elsewhere.
     """

@@ -1,4 +1,4 @@
-"""The jobs that a store's writer is given, and the statements that write them."""
+"""The jobs of a store's writer, and the SQL statements that write them."""
 
 import json
 import sqlite3
@@ -60,7 +60,7 @@ class StepJob:
 def parts_of(job: GroupsJob) -> list[GroupsJob | SignsJob]:
     """Split a job into one per group, or one per rollout if it has a single group.
 
-    A part that the store refuses then doesn't take the others down with it. The signs of a group's rollouts depend on
+    If the store refuses a part, the others are still written. The signs of a group's rollouts depend on
     the whole group, so they are written last.
     """
     if len(job.groups) != 1:

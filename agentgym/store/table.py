@@ -29,7 +29,7 @@ class Filters:
 
     phase: str | None = None
     env: str | None = None
-    """The member of a mixture that it was run in."""
+    """The member of a mixture that the rollout was run in."""
     task: str | None = None
     """The group's full id."""
     stop: str | None = None
@@ -50,7 +50,7 @@ class TableRow:
 
     summary: RolloutSummary
     tool_calls: int | None
-    """None if the store was written before calls were counted."""
+    """Number of the rollout's tool calls; None if the store was written before calls were counted."""
     tool_errors: int | None
 
 

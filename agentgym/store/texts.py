@@ -15,7 +15,7 @@ class RolloutTexts:
 
     number: int
     mark: str
-    """Tells this rollout apart from another one that got the same number after the run was resumed."""
+    """Distinguishes this rollout from another one that got the same number after the run was resumed."""
     texts: tuple[str, ...]
 
 

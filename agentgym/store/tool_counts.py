@@ -13,7 +13,7 @@ from agentgym.types.rollout import Rollout
 PER_TOOL = "tool_errors/"
 """Prefix of a tool's name in a rollout's metrics, whose value is how many calls of the tool failed."""
 OTHERS = "(others)"
-"""The name under which everything beyond MOST is counted."""
+"""The name under which tools and kinds of failures beyond MOST are counted."""
 MOST = 64
 """How many tool names or failure kinds are counted separately. A model can make up any number of names."""
 _PLACE = re.compile(r"[^:\n]+:\d+ in \S+")
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F-]{2,}\b|\d+")
 
 @dataclass(frozen=True, slots=True)
 class ToolCounts:
-    """Tool calls and errors by tool, of one or many rollouts. Nothing else counts them."""
+    """Tool calls and errors by tool, of one or more rollouts. No other code counts them."""
 
     calls: Counter[str] = field(default_factory=Counter)
     """How many calls the model made, by the tool name it wrote."""

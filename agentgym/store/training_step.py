@@ -17,14 +17,15 @@ class Trained:
     rollout_id: str
     segment: int
     logprobs: Floats | None
-    """The trainer's log-probabilities of the segment's sampled tokens, before the optimizer step; None if it stored
-    none.
+    """The trainer's log-probabilities of the segment's sampled tokens, before the optimizer step; None if they aren't
+    known
+    for all of these tokens.
     """
     advantages: Sequence[float]
     """One number per turn; empty if not all of the segment's sampled tokens were trained."""
     gap: float | None = None
-    """Largest difference between these log-probabilities and the engine's, in nats. None without them, or if an earlier
-    mini-batch of the same step had already changed the policy before they were computed.
+    """Largest difference between these log-probabilities and the engine's, in nats. None if they aren't known, or if an
+    earlier mini-batch of the same step had already changed the policy before they were computed.
     """
 
 

@@ -14,7 +14,7 @@ from agentgym.types.rollout import Rollout
 log = logging.getLogger(__name__)
 
 TokenBytes: TypeAlias = Callable[[str, Sequence[int]], Mapping[int, bytes]]
-"""Takes a model role, "" for the policy, and token ids; returns their bytes and leaves out ids that it doesn't know."""
+"""A function from a model role ("" for the policy) and token ids to the bytes of each id that it knows."""
 LARGEST_ID = 1 << 24
 """Ids from here on are not stored, since no vocabulary is that large."""
 

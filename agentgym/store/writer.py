@@ -56,22 +56,23 @@ _Work: TypeAlias = GroupsJob | SignsJob | StepJob
 _Job: TypeAlias = _Work | _Place | threading.Event
 
 HELD_MOST = 4096
-"""Largest number of rollouts held in memory while the store can't be written. Beyond it, the oldest are lost."""
+"""Maximum number of rollouts kept in memory while the store can't be written. Beyond it, the oldest are dropped."""
 LOOK_S = 1.0
-"""Seconds between the checks in `flush` that the thread it waits for is still alive."""
+"""Seconds between checks in `flush` of whether the writer's thread is still alive."""
 
 
 class RolloutWriter:
     """Writes rollouts to the store of a run; `add` returns at once, and added rollouts survive a crash.
 
-    A rollout is on disk either whole or not at all. If the store can't take a rollout for now, because another
-    process has locked it or its disk is full, the rollout is held in memory and tried again with the next job and
-    when the writer is closed. Rollouts that are still held then, and those that the store refuses for good, are
-    counted in `lost` and logged as a warning; the run continues.
+    A rollout is on disk either whole or not at all. If the store can't accept a rollout for now, because another
+    process has locked it or its disk is full, the rollout stays in memory, and the write is retried with the next job
+    and when the writer is closed. Rollouts that can't be written then either, and those that the store refuses for
+    good, are counted in `lost` and logged as a warning; the run continues.
 
     Args:
         folder: The run's folder.
-        done: How many steps an earlier run in the folder finished. The rollouts of these steps are kept, and later
+        done: Number of steps that an earlier run in the folder finished. The rollouts of these steps are kept, and
+            later
             ones are removed.
         token_bytes: Returns the bytes of token ids. Each id's bytes are stored once, so that a copied store shows its
             tokens without the model. None stores no bytes.
@@ -87,7 +88,7 @@ class RolloutWriter:
         """Whether the store was moved or is being rewritten, and has not been opened at its new path yet."""
         self._task_refused = False
         self._stuck: Exception | None = None
-        """The error of the last attempt to write the first held job; None if it succeeded."""
+        """The error of the last attempt to write the first pending job; None if it succeeded."""
         self._held: deque[_Work] = deque()
         self._refusals = Refusals(lambda said: log.warning("%s: %s", self.path, said))
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -113,7 +114,7 @@ class RolloutWriter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until everything added is written, without blocking the event loop, even if the wait is cancelled."""
+        """Wait until everything added is written, without blocking the event loop, even if the wait is canceled."""
         closing = asyncio.ensure_future(asyncio.to_thread(self.__exit__, kind, error, trace))
         try:
             await asyncio.shield(closing)
@@ -145,9 +146,9 @@ class RolloutWriter:
         self._jobs.put(StepJob(trained, phase, step))
 
     def flush(self) -> None:
-        """Block until everything added so far was tried, and is on disk if the disk accepted it.
+        """Block until the writer has tried to write everything added so far.
 
-        Rollouts on disk then survive a power failure too.
+        Rollouts that were written survive a power failure.
         """
         written = threading.Event()
         self._jobs.put(written)
@@ -155,7 +156,7 @@ class RolloutWriter:
             pass
 
     def follow(self, folder: Path, *, lost: bool) -> None:
-        """Write into this folder from here on. The store was moved there or, if `lost`, is written there again."""
+        """From now on, write into this folder, to which the store was moved or, if `lost`, where it is rewritten."""
         self.path = folder / FILE
         self._following = True
         self._jobs.put(_Place(folder, lost))
@@ -210,7 +211,7 @@ class RolloutWriter:
     def _wait_for(self, error: Exception) -> None:
         """Report, the first time, that the store can't be written now."""
         if self._stuck is None:
-            said = "they are held in memory and tried again, and the run continues"
+            said = "they stay in memory and are retried, and the run continues"
             self._refusals.refused("rollouts", said_of(error), then=said)
         self._stuck = error
 
@@ -229,7 +230,7 @@ class RolloutWriter:
         return connection
 
     def _listed(self, job: StepJob) -> StepJob:
-        """Return the job with its results as a list, since a generator couldn't be tried again."""
+        """Return the job with its results as a list, since a generator can't be consumed twice."""
         try:
             return replace(job, trained=list(job.trained))
         except Exception as error:
@@ -237,7 +238,7 @@ class RolloutWriter:
             return replace(job, trained=())
 
     def _write_held(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
-        """Write the held jobs in order until the store doesn't accept one; return the connection."""
+        """Write the pending jobs in order until the store doesn't accept one; return the connection."""
         try:
             connection = self._opened(connection)
             while self._held and connection is not None:
@@ -245,21 +246,21 @@ class RolloutWriter:
                     self._wait_for(error)
                     break
                 if self._stuck is not None:
-                    log.warning("%s: it can be written again; the rollouts held in memory are being written", self.path)
+                    log.warning("%s: it can be written again; writing the rollouts that stayed in memory", self.path)
                 self._stuck = None
             return connection
         finally:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest held jobs until at most HELD_MOST rollouts are held, counting their rollouts as lost."""
+        """Drop the oldest pending jobs until at most HELD_MOST rollouts are left; count the dropped ones as lost."""
         many = sum(map(rollouts_in, self._held))
         while many > HELD_MOST:
             many -= (dropped := rollouts_in(self._held.popleft()))
             self._lose(dropped, self._stuck)
 
     def _written(self, connection: sqlite3.Connection, job: _Work) -> Exception | None:
-        """Write the first held job, or replace it with its parts; return the error if it must be tried again."""
+        """Write the first pending job, or replace it with its parts; return the error if it must be retried."""
         try:
             if isinstance(job, StepJob):
                 in_transaction(connection, lambda to: write_step(to, job))

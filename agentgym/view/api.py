@@ -147,7 +147,7 @@ def metric_names() -> dict[str, Any]:
 
 
 def metrics(run: Run, query: Query) -> bytes:
-    """Return, as JSON, the metrics of the lines after those that the page already has."""
+    """Return the metrics that the page doesn't have yet, as JSON."""
     return metric_rows(run.folder, asked.whole(query, "after", 0), asked.maybe_whole(query, "mark")).as_json()
 
 

@@ -1,4 +1,4 @@
-"""The guard in front of the page: which requests are accepted, and what a browser may do with the responses."""
+"""Middleware that decides which requests are accepted, and limits what a browser may do with the responses."""
 
 import hashlib
 import secrets
@@ -31,13 +31,13 @@ class Guard:
     """Accepts GET requests that name this server as their host and carry its token, and refuses all others.
 
     With a token, every URL and the cookie are below a separate path. Browsers send cookies to every port of a
-    machine, so otherwise any other server on it would receive the token.
+    machine, so without this path any other server on the machine would receive the token.
 
     Args:
         app: The application to protect.
         token: The token that requests must carry; None accepts requests without one.
         hosts: The accepted host names, without a port.
-        numbers: Whether any IP address is accepted as the host too; no other site can have one as its name.
+        numbers: Whether any IP address is also accepted as the host. No other site can have an IP address as its name.
     """
 
     def __init__(self, app: ASGIApp, *, token: str | None, hosts: frozenset[str], numbers: bool = False) -> None:

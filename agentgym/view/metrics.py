@@ -24,7 +24,7 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "held-out",
         "names": ["eval/*"],
-        "help": "Scores on held-out tasks, which are not trained on, by the number of steps done before.",
+        "help": "Scores on held-out tasks, which are not trained on, by the number of steps before the evaluation.",
     },
     {
         "title": "groups",
@@ -40,7 +40,7 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "turns and segments",
         "names": ["rollout/turns", "segments", "rollout/compactions", "rollout/forks"],
-        "help": "Turns and segments per rollout, averaged over the scored ones.",
+        "help": "Turns and segments per rollout, averaged over the scored rollouts.",
     },
     {
         "title": "branches",
@@ -51,7 +51,7 @@ GROUPS: tuple[dict[str, Any], ...] = (
         "title": "entropy",
         "names": ["train/entropy"],
         "unit": "nats",
-        "help": "Mean entropy of the policy at its sampled tokens; near 0, it has stopped exploring.",
+        "help": "Mean entropy of the policy at its sampled tokens; near 0, the policy has stopped exploring.",
     },
     {
         "title": "mismatch",
@@ -134,7 +134,7 @@ class MetricRows:
     start: int
     """Number of lines before the first row; 0 if the client's lines are not the file's first lines."""
     mark: int
-    """Checksum that tells these lines from others, such as those after the run was resumed."""
+    """Checksum that distinguishes these lines from others, such as those after the run was resumed."""
     rows: list[bytes]
 
     def as_json(self) -> bytes:
@@ -144,7 +144,7 @@ class MetricRows:
 
 
 def metric_rows(folder: Path, after: int = 0, mark: int | None = None) -> MetricRows:
-    """Return the rows of the lines after the first `after`, or of all lines if `mark` isn't the first ones' checksum.
+    """Return the rows after the first `after` lines, or all rows if `mark` isn't the checksum of those lines.
 
     A row's time is the total duration in seconds of the steps up to it, which is close to the time since the run
     started. Lines in the format that runs write are copied into their rows without parsing, since parsing and
@@ -206,7 +206,7 @@ def _mark(lines: Sequence[bytes]) -> int:
 
 @dataclass(slots=True)
 class Progress:
-    """Tracks the progress of a run's metrics, reading a file that has grown from where it was last read to."""
+    """Tracks the progress of a run's metrics, and reads only the lines that were added since the last time."""
 
     folder: Path
     lines: int = 0

@@ -40,9 +40,9 @@ def table_row(row: TableRow, envs: Sequence[str]) -> dict[str, Any]:
 
 
 def env_of(group_id: str, envs: Sequence[str]) -> str | None:
-    """Return the env of a task, or None if it can't be told.
+    """Return the env of a task, or None if it is unknown.
 
-    It is the only env, or the mixture member whose name the task's id starts with.
+    The env is the only one of the run, or the mixture member whose name the task's id starts with.
     """
     if len(envs) < 2:
         return envs[0] if envs else None

@@ -25,7 +25,7 @@ from agentgym.view.metrics import Progress
 LOOK_AGAIN_S = 2.0
 """Seconds between searches for new runs."""
 DEEPEST = 6
-"""How many levels below a given folder runs are searched for."""
+"""Maximum number of levels below a given folder at which runs are searched for."""
 LARGEST_JSON = 32 << 20
 """Largest number of bytes in settings.json and summary.json."""
 LARGEST_LOCK = 4096
@@ -76,7 +76,7 @@ class Run:
     def is_live(self) -> bool:
         """Return whether the run is active.
 
-        It is if the process that locks the folder runs on this machine or, since the process may be on another
+        A run is active if the process that locks its folder runs on this machine or, since it may be on another
         machine, if the folder was written to within STILL_S seconds.
         """
         try:
@@ -94,9 +94,9 @@ class Run:
         return any(of.st_size and time.time() - of.st_mtime < STILL_S for of in found)  # readers create an empty -wal
 
     def begun(self) -> float | None:
-        """Return when its settings were last written, in seconds since 1970.
+        """Return when the run's settings were last written, in seconds since 1970.
 
-        Without settings, this is the time of its store. Returns None if it has neither.
+        If the run has no settings, returns the time of its store, or None if it has neither.
         """
         for name in (SETTINGS, FILE):
             with suppress(OSError):  # the folder may be removed meanwhile

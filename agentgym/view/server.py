@@ -61,7 +61,7 @@ def page_file(request: Request) -> Response:
 
 @cache
 def page_files() -> dict[str, Path]:
-    """Return the files of the page by their relative paths, found once."""
+    """Return the files of the page by their relative paths, which are searched for only once."""
     found = (path for path in PAGE.rglob("*") if path.suffix in KINDS and path.is_file())
     return {path.relative_to(PAGE).as_posix(): path for path in found}
 

@@ -11,7 +11,7 @@ Piece = dict[str, Any]
 def timeline(rollout: Rollout) -> tuple[list[Piece], bool]:
     """Return the pieces in seconds from the rollout's start, and whether their positions are exact.
 
-    "open" is the time before the first turn (its sandbox, the env's reset), "wait" the time before the engine accepts
+    "open" is the time before the first turn (sandbox, env reset), "wait" the time before the engine accepts
     the request, "generate" the engine's time, "tool" the time until the env's response, and "score" everything after
     the last turn: scoring, and closing the env and its sandbox. If it isn't known when turns were requested, as in
     older stores, the pieces are placed one after another, and "score" is the rest of the total time.

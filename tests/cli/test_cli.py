@@ -100,7 +100,7 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest_one(
         (("show", "one", "two"), "show: unexpected argument 'two'; see `agentgym show --help`"),
         (
             ("show",),
-            "show: RUN is missing: the folder of the run, which holds rollouts.sqlite; see `agentgym show --help`",
+            "show: RUN is missing: the folder of the run, which contains rollouts.sqlite; see `agentgym show --help`",
         ),
         (
             ("show", "run", "--worst", "a"),
@@ -374,7 +374,7 @@ def test_merge_writes_a_model_without_peft_and_finds_the_base_model(
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [(None, "holds no adapter_config.json; give the folder of an adapter"), ("{}", "names no base model")],
+    [(None, "contains no adapter_config.json; give the folder of an adapter"), ("{}", "names no base model")],
 )
 def test_merge_names_what_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str | None, said: str

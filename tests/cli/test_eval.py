@@ -190,7 +190,7 @@ def test_evaluations_that_cannot_run_are_refused_in_one_line(
 def test_a_folder_without_an_evaluation_cannot_be_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = run(capsys, "compare", str(tmp_path), str(tmp_path))
     assert code == 1
-    assert "holds no rollouts.sqlite" in err
+    assert "contains no rollouts.sqlite" in err
 
 
 def test_comparing_a_run_with_itself_by_one_folder_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def test_long_messages_are_cut_unless_full_is_given(run: Path, capsys: pytest.Ca
     [
         ("nowhere", [], "run: there is no folder"),
         (".", [], "the latest run in it is"),
-        ("other", [], f"holds no {FILE}; name the folder of a run"),
+        ("other", [], f"contains no {FILE}; name the folder of a run"),
         ("empty", [], "has no rollouts yet; look again"),
         ("torn", [], "this rollout store cannot be opened (file is not a database)"),
         ("run", ["--id", "zzz"], "none of the 1 rollouts in"),

@@ -160,7 +160,7 @@ def test_models_without_comparable_fingerprints_are_refused(tmp_path: Path) -> N
     (tmp_path / "settings.json").write_text("{}")
     hold_models(tmp_path, {"": {"files": "a"}})
     with pytest.raises(
-        ValueError, match=r"^model: can't tell whether this is the model .* files was known, but now weights is"
+        ValueError, match=r"^model: can't tell whether this is the model .* fingerprint has files, this one weights;"
     ):
         hold_models(tmp_path, {"": {"weights": "a"}})
 

@@ -178,7 +178,7 @@ def test_evaluations_and_rescores_of_the_same_second_have_different_folders(
 async def test_rollouts_without_their_settings_are_not_resumed(tmp_path: Path) -> None:
     await played(tmp_path)
     (tmp_path / "settings.json").unlink()
-    with pytest.raises(ValueError, match=r"^output_dir: .* holds rollouts, but its settings\.json is missing"):
+    with pytest.raises(ValueError, match=r"^output_dir: .* contains rollouts, but its settings\.json is missing"):
         await played(tmp_path, resume=True)
 
 

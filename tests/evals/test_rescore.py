@@ -313,7 +313,7 @@ async def test_rollouts_that_cannot_be_rescored_are_refused_in_one_line(
         await rescore(played, Words, played)
     refused = {
         ("--phase", "train"): "--phase: no rollout has the phase 'train'; the phases are: eval",
-        ("--step", "9"): "run: has no rollouts of this phase and step",
+        ("--step", "9"): "run: there are no rollouts of this phase and step",
         ("--env", "nothing"): "there is no environment 'nothing'",
         ("--concurrency", "0"): "--concurrency: must be at least 1",
     }

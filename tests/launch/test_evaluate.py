@@ -393,7 +393,7 @@ async def test_different_tasks_are_not_compared(tmp_path: Path) -> None:
         ag.compare(tmp_path / "one", tmp_path / "other")
     with pytest.raises(ValueError, match=r"^other: no task has a scored rollout in both"):
         ag.compare(tmp_path / "one", await ag.evaluate(Even, engine))
-    with pytest.raises(AgentGymError, match=r"^run: .* holds no rollouts.sqlite"):
+    with pytest.raises(AgentGymError, match=r"^run: .* contains no rollouts.sqlite"):
         ag.compare(tmp_path, tmp_path / "one")
 
 

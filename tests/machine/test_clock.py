@@ -204,7 +204,7 @@ async def test_env_code_that_blocks_the_loop_is_named_with_file_and_line(
 
     where.append(method)
     await run_groups(Holding, [TASK], Scripted([call("busy"), say("sum"), say("done")]), n=1, on_rollout=told)
-    assert said[0].startswith(f"{holder} has held the event loop for ")
+    assert said[0].startswith(f"{holder} has blocked the event loop for ")
     assert f"at {Path(__file__).name}:" in said[0]
     assert "in spin" in said[0]
 
@@ -244,7 +244,7 @@ async def test_heartbeats_continue_while_a_log_handler_hangs_without_a_standstil
         stuck.ended.wait()
         clock.log.removeHandler(stuck)
     assert standstills() == before
-    assert "has held the event loop for " in said[0]
+    assert "has blocked the event loop for " in said[0]
 
 
 def test_a_line_is_logged_even_if_a_handler_failed_on_the_one_before(said: list[str]) -> None:

@@ -70,7 +70,7 @@ def test_a_resumed_run_reports_held_out_scores_from_its_first_step_on(tmp_path: 
         pass
     assert log.held_out_rewards == {0: 0.125, 2: 0.25}
     log.held_out_rewards[4] = 0.5
-    assert "held-out reward 0.12 at first, 0.50 at last" in "\n".join(account(log.rows, log.held_out_rewards))
+    assert "held-out reward 0.12 at the start, 0.50 at the end" in "\n".join(account(log.rows, log.held_out_rewards))
 
 
 def test_a_resumed_run_knows_the_tool_calls_and_reward_spread_of_earlier_steps() -> None:

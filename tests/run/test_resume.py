@@ -253,7 +253,7 @@ async def test_fixed_settings_of_a_resumed_run_are_refused_by_name(run: ag.RunCo
         "agentgym merge",
     ):
         assert said in str(refused.value)
-    with pytest.raises(ValueError, match=r"^output_dir: .* holds a run's checkpoints; resume that run"):
+    with pytest.raises(ValueError, match=r"^output_dir: .* contains a run's checkpoints; resume that run"):
         await train_policy(run)
 
 
@@ -350,7 +350,7 @@ def test_a_trained_run_without_checkpoints_is_not_started_over(tmp_path: Path, k
             pass
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
     with (
-        pytest.raises(ValueError, match=rf"^output_dir: .* holds a run's trained weights, {kept}/; use another folder"),
+        pytest.raises(ValueError, match=rf"^output_dir: .* contains a run's trained weights, {kept}/; use another"),
         hold_checked(new, Terse, tmp_path),
     ):
         raise AssertionError

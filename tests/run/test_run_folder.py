@@ -126,7 +126,7 @@ def test_a_full_disk_does_not_stop_a_run_and_failed_writes_are_made_up_later(
     assert summary["rollouts_not_stored"] == 0
     assert summary["not_written"]["a checkpoint"] == 3  # after steps 2, 3 and 4, since it is retried after each
     said = capfd.readouterr().err
-    assert said.count("a checkpoint could not be written (File too large); there is none yet; it is retried after") == 1
+    assert said.count("could not be written (File too large); there is none yet; the write is retried after") == 1
 
 
 def test_a_run_whose_last_checkpoint_does_not_fit_says_from_where_it_can_resume(

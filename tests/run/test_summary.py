@@ -233,7 +233,7 @@ ROWS: list[dict[str, Any]] = [
 
 def test_the_final_report_says_what_was_learned_or_why_not() -> None:
     assert account(ROWS, {0: 0.25, 6: 0.75}) == [
-        "learned: held-out reward 0.25 at first, 0.75 at last",
+        "learned: held-out reward 0.25 at the start, 0.75 at the end",
         "         training reward 0.40 in the first 5 steps, 0.60 in the last 5",
         "         6 optimizer steps on 240 of 384 rollouts, 6,000 tokens",
         "not learned from: 18 of 48 groups, whose rewards are all equal; 12 groups solved by all rollouts",
@@ -289,7 +289,7 @@ def test_the_final_report_covers_branches_and_the_critic() -> None:
         account(rows, {})
     )
     rows = [row | {"train/explained_variance": value} for row, value in zip(ROWS, (-0.5, 0.2, 0.25), strict=False)]
-    assert "critic: explained variance -0.50 at first, 0.25 at last" in account([*rows, *ROWS[3:]], {})
+    assert "critic: explained variance -0.50 at the start, 0.25 at the end" in account([*rows, *ROWS[3:]], {})
     summary = Report().summary([row | BRANCHED for row in rows])
     names = ("branches", "branches_failed", "branch_tokens", "explained_variance")
     assert [summary[name] for name in names] == [360, 90, 5400, 0.25]

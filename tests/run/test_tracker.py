@@ -354,7 +354,7 @@ async def test_a_method_without_an_event_or_with_a_yield_is_refused_by_name() ->
 
     with pytest.raises(ValueError, match=r"^callbacks: Misspelt.on_steps isn't a run event; did you mean 'on_step'"):
         await ag.train_policy(SETTINGS, callbacks=[Misspelt()])
-    with pytest.raises(ValueError, match=r"^callbacks: Yields.on_step yields, so calling it does nothing; return"):
+    with pytest.raises(ValueError, match=r"^callbacks: Yields.on_step is a generator, so calling it does nothing"):
         await ag.train_policy(SETTINGS, callbacks=[Yields()])
 
 

@@ -80,7 +80,7 @@ def test_all_statements_of_one_read_share_a_step_limit(tmp_path: Path, monkeypat
         assert None not in tasks
         assert [found.number for found in store.find(ids=["t7"])] == [8]
         assert len(store.summaries()) == 200
-        with pytest.raises(StoreError, match="reading it takes longer than the size of the file explains"):
+        with pytest.raises(StoreError, match="reading it takes too long for the size of the file"):
             list(store.find())
     with RolloutStore(tmp_path, one_read=True) as store:
         tasks = []

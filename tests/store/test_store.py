@@ -325,7 +325,7 @@ def test_a_locked_store_is_named_with_the_fix(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.0)
     other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(StoreError, match=r"is locked.*another process holds it"), RolloutWriter(tmp_path):
+    with pytest.raises(StoreError, match=r"is locked.*another process has locked it"), RolloutWriter(tmp_path):
         pass
     other.close()
 
@@ -422,11 +422,11 @@ def test_a_temporarily_locked_store_loses_nothing_and_a_later_loss_is_logged(
             writer.add([group(rollout(f"a{step}/0"))], step=step)
             writer.flush()
         assert [of.levelname for of in caplog.records] == ["WARNING"]
-        assert "held in memory and tried again" in caplog.messages[0]
+        assert "stay in memory and are retried" in caplog.messages[0]
         other.execute("ROLLBACK")
         writer.add_step([Trained(rollout_id="a0/0", segment=0, logprobs=None, advantages=[0.5, -0.5])], step=0)
         writer.flush()
-        assert "it can be written again; the rollouts held in memory are being written" in caplog.messages[1]
+        assert "it can be written again; writing the rollouts that stayed in memory" in caplog.messages[1]
         other.execute("CREATE TRIGGER no BEFORE INSERT ON rollouts BEGIN SELECT RAISE(ABORT, 'no'); END")
         writer.add([group(rollout("b/0"))], step=3)
         writer.flush()

@@ -1,4 +1,4 @@
-"""The command `agentgym check`: tests the contract of an environment, and says what to change."""
+"""The command `agentgym check`: checks that an environment keeps its contract, and reports what to change."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ from agentgym.testing import NOOP
 from agentgym.types.task import Task
 
 NO_ORACLE = (
-    "not checked: whether the task can be solved, and what the tools and rewards do then; add to the env's file a "
+    "not checked: whether the task can be solved, and how the tools and rewards behave then; add to the env's file a "
     "`def oracle(task)` that returns replies that solve the task, such as [call(...), say(...)] from agentgym.testing"
 )
 
@@ -51,8 +51,8 @@ def check(
         number: The task's number in the split, starting at 0.
         task: The task's id, instead of its number.
         threshold: The reward that the oracle must reach and the no-op must not.
-        idle_is_right: Doing nothing is the right answer to this task.
-        repeatable: Two plays must have the same result; use --no-repeatable if a judge or the world varies.
+        idle_is_right: Accept doing nothing as the right answer to this task.
+        repeatable: Require two plays to have the same result; use --no-repeatable if a judge or the world varies.
     """
     from agentgym.testing.env_checks.check import Settings, find_mistakes
     from agentgym.testing.env_checks.findings import counted

@@ -23,9 +23,9 @@ NONE: Parameters = MappingProxyType({})
 PREFIX = "--env."
 """Prefix of the flags for an env's parameters."""
 FILE = "env.py"
-"""Name of an environment's file in its own folder."""
+"""Name of the file in an environment's folder that defines it."""
 LOOKED_AT = 10_000
-"""Number of a split's tasks to create when looking for an id."""
+"""Maximum number of a split's tasks to search for an id."""
 
 
 def find(name: str, parameters: Parameters = NONE) -> type[Env[Any]]:
@@ -67,7 +67,7 @@ def parameters_in(flags: Mapping[str, str]) -> dict[str, str]:
 
 
 def add_working_folder() -> None:
-    """Make modules in the working directory importable, because an installed command doesn't have it on its path."""
+    """Make modules in the working directory importable, because it isn't on the path of an installed command."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
 

@@ -1,4 +1,4 @@
-"""The command `agentgym play`: a person, or a program at the other end of a pipe, takes the place of the model."""
+"""The command `agentgym play`: a person, or a program through a pipe, takes the role of the model."""
 
 import asyncio
 import sys
@@ -36,9 +36,9 @@ def play(
     """Play an environment yourself: read what a model would read, and write its turns.
 
     A line is a message. `/tool NAME KEY=VALUE ...`, or JSON with "name" and "arguments", calls a tool; `/help` lists
-    the rest. Turns count as a model's do; time and tokens are not limited. At the end, the rewards are printed.
-    Ctrl-D, Ctrl-C and `/quit` leave early, in which case the rollout is not scored. Turns can also come through a pipe,
-    one per line.
+    the rest. The number of turns is limited as for a model; time and tokens are not. At the end, the rewards are
+    printed. Ctrl-D, Ctrl-C and `/quit` leave early, in which case the rollout is not scored. Turns can also come
+    through a pipe, one per line.
     --env.NAME VALUE sets a parameter of the environment; the first lines of the output list the parameters.
 
     You play every conversation that the model would, including sub-agents and both sides of a self-play game: a line

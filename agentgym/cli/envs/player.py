@@ -127,7 +127,7 @@ def last_answer(rollout: Rollout) -> Iterator[str]:
 
 
 class Lines:
-    """Reads lines from a file descriptor; a wait can be cancelled, and doesn't keep the process from ending."""
+    """Reads lines from a file descriptor. A wait can be canceled, and doesn't keep the process from exiting."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -153,7 +153,7 @@ class Lines:
                 came.set_result(piece)
 
         def read() -> None:
-            # os.read holds no lock of Python's, so the process can end while it waits.
+            # os.read holds none of Python's locks, so the process can exit while it waits.
             try:
                 piece = os.read(self._descriptor, PIECE)
             except OSError:  # The terminal is gone.

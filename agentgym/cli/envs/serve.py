@@ -33,7 +33,7 @@ def serve(
 
     The server uses standard input and output, or HTTP with --port, until its client hangs up or Ctrl-C. With HTTP, it
     prints its address, and refuses requests without the token in it. The tool `answer` sends the text that a model
-    would write without a tool call. The resource agentgym://task holds the task's messages, and agentgym://outcome
+    would write without a tool call. The resource agentgym://task contains the task's messages, and agentgym://outcome
     the rewards, which are also printed on stderr at the end. docs/mcp-server.md has more.
     --env.NAME VALUE sets a parameter of the environment.
 
@@ -49,8 +49,8 @@ def serve(
         task: The task's id, instead of its number.
         seed: The env's seed.
         port: Serve HTTP on this port, 0 for a free one. Without it, use standard input and output.
-        host: The address to listen on, with a port.
-        token: Require the token in the address, with a port.
+        host: With --port, the address to listen on.
+        token: With --port, require the token in the address.
     """
     cls = find(env, parameters)
     chosen = task_of(cls, split, number, task)

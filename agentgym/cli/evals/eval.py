@@ -55,8 +55,8 @@ def evaluate_env(
     """Evaluate a model on an environment's held-out tasks, and print its scores with intervals and costs.
 
     The exit status is 0 if at least nine tenths of the rollouts have a reward and all are saved in the folder. It is
-    3 if more are missing; the scores are then those of the rest. It is 1 if no rollout has a reward, and for all
-    other errors. Stderr says what is missing, and how to run it again.
+    3 if more are missing, in which case the scores are those of the rest. It is 1 if no rollout has a reward, and for
+    all other errors. A line on stderr reports what is missing, and how to run it again.
     --env.NAME VALUE sets a parameter of the environment. A model that the env queries by name (a model role),
     such as a judge, a simulated user or an opponent, has its own flags: --models.NAME.model or --models.NAME.url, and
     also api-key-env, tools, concurrency, prompt-price, cached-price and completion-price, like the flags below.
@@ -74,7 +74,7 @@ def evaluate_env(
     Args:
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class.
         model: The folder or hub name of a model, the folder of an adapter or of a run that has one, or "tiny". With
-            --url, the model's name at the endpoint, which is optional if it serves only one.
+            --url, the model's name at the endpoint, which is optional if the endpoint serves only one model.
         url: A chat endpoint with OpenAI's API, including the API's path, instead of a model in this process.
         n: Run this many tasks, from the start of the split; by default 128. Not allowed with --tasks.
         k: Run each task this many times, for pass@k and pass^k.
@@ -85,13 +85,13 @@ def evaluate_env(
         seed: The seed for everything random.
         solved: The minimum reward of an attempt that solves its task, for pass@k, pass^k and the table.
         output_dir: The folder for the rollouts and the summary; by default runs/eval-ENV/TIME.
-        resume: Resume the evaluation in --output-dir without repeating the rollouts that are there.
+        resume: Resume the evaluation in --output-dir without repeating the rollouts that it already has.
         retry_failed: With --resume, repeat rollouts without a reward.
         concurrency: The maximum number of concurrent rollouts, and of requests to an endpoint.
-        api_key_env: The environment variable that holds the endpoint's API key.
+        api_key_env: The environment variable with the endpoint's API key.
         tools: How a model at an endpoint is told about tools: through the tools API, or through text in its prompt.
         prompt_price: The endpoint's price per million prompt tokens.
-        cached_price: The price per million cached prompt tokens; by default that of other prompt tokens.
+        cached_price: The price per million cached prompt tokens; by default the price of other prompt tokens.
         completion_price: The price per million sampled tokens.
         rows: The number of tasks in the table, which lists those with the lowest rewards.
         ray: Run on a Ray cluster: auto joins a running one or starts one on this machine, HOST:PORT joins that one.
@@ -221,7 +221,7 @@ def compare_runs(
     $ agentgym compare runs/pointers/20260801-101500 runs/pointers/20260801-101500 --phase before after
 
     Args:
-        one: The folder of an evaluation or a training run, which holds rollouts.sqlite.
+        one: The folder of an evaluation or a training run, which contains rollouts.sqlite.
         other: The folder of the second one; a positive difference means that this one earned more.
         phase: Which evaluation of a training run to use: after, before, or the number of steps done before it; or two
             of these, for the first and the second folder.

@@ -22,7 +22,7 @@ class ModelFlags:
     """The folder or hub name of a model, the folder of an adapter, or "tiny"; with a url, its name at the endpoint."""
     url: str | None = None
     api_key_env: str | None = None
-    """The environment variable that holds the endpoint's API key."""
+    """The environment variable with the endpoint's API key."""
     tools: Literal["api", "prompt"] = "api"
     concurrency: int = 32
     """Maximum number of concurrent requests."""
@@ -68,13 +68,13 @@ async def opened_models(models: Mapping[str, ModelFlags], *, elsewhere: bool = F
 
     Args:
         models: The models by name.
-        elsewhere: Whether other processes open the models in this process's place; if so, their names are yielded.
+        elsewhere: Whether other processes open the models. If so, model names are yielded instead of engines.
 
     Yields:
-        The engines, or model names, by name.
+        The engines, or model names, by role name.
 
     Raises:
-        AgentGymError: If one can't be opened; the message names it.
+        AgentGymError: If an engine can't be opened; the message names the role.
     """
     from agentgym.engines.endpoint.endpoint import Endpoint
     from agentgym.evals.opening import open_engine

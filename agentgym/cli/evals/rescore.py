@@ -32,10 +32,13 @@ def rescore_run(
 ) -> int:
     """Score the rollouts of a run or an evaluation again with the env's current rewards, without running them.
 
-    The rollouts are written with their new rewards to a folder inside the old one, whose own files stay; `agentgym
-    show`, `compare` and `export` read it. If they cannot be written, the scores are still printed, nothing is saved,
-    and the exit status is 3. Rewards may read the task, the answer, the metrics and the attributes that the env's own
-    `restore_played` sets. A reward that reads the sandbox, or an attribute that a tool has set, is refused by name.
+    The rollouts are written with their new rewards to a folder inside the old one, whose own files don't change;
+    `agentgym show`, `compare` and `export` read it. If they cannot be written, the scores are still printed, nothing
+    is
+    saved, and the exit status is 3. Rewards may read the task, the answer, the metrics and the attributes that the
+    env's
+    own `restore_played` sets. If a reward reads the sandbox, or an attribute that a tool has set, an error names
+    both.
 
     A judge or another model that the rewards query by name is given as in an evaluation: --models.judge.url URL/v1.
 
@@ -44,10 +47,10 @@ def rescore_run(
     $ agentgym rescore runs/pointers/20260801-101500 --env my_env.py:Pointers --phase eval_after
 
     Args:
-        run: The folder of a run or an evaluation, which holds rollouts.sqlite.
+        run: The folder of a run or an evaluation, which contains rollouts.sqlite.
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class; by default the run's own.
         output_dir: The folder for the rollouts; by default rescored-TIME in the run's folder.
-        phase: Only this phase, such as train or eval_after; by default all.
+        phase: Only the rollouts of this phase, such as train or eval_after; by default all phases.
         step: Only the rollouts of this step.
         concurrency: The maximum number of rollouts that are scored at once.
     """
@@ -83,7 +86,7 @@ def env_of(run: Path) -> type[Env[Any]]:
     """Return the current version of the env with which a run or an evaluation was started.
 
     Raises:
-        ValueError: If nothing names the env.
+        ValueError: If the run's settings don't name an env that can be found.
     """
     from agentgym.run.tasks.envs import open_envs
     from agentgym.store.run_settings import begun_env

@@ -12,7 +12,7 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MOST_HEADER = 32 << 20
 """Maximum size in bytes of a tensor file's header; a hundred thousand tensors need half of it."""
 BYTES_A_BYTE = 8
-"""Maximum file bytes per byte on disk: file systems compress, but a sparse file is made to deceive."""
+"""Maximum ratio of a file's size to its space on disk. Compression stays below it, but a sparse file can exceed it."""
 MOST_RANK = 1 << 14
 """Maximum rank of an adapter that PEFT loads; it allocates matrices of the config's rank before it reads tensors."""
 
@@ -25,7 +25,7 @@ def adapter_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: If there is no config.
-        UnreadableFileError: If it isn't a regular file, a link leads out of the folder, or it doesn't hold a JSON
+        UnreadableFileError: If it isn't a regular file, a link leads out of the folder, or it doesn't contain a JSON
             object.
     """
     folder, within = _real(folder)
@@ -88,7 +88,7 @@ def _header(file: BinaryIO, path: Path) -> dict[str, Any]:
     """Return the header's entry for each tensor.
 
     Raises:
-        UnreadableFileError: If the tensors don't take exactly the rest of the file, or the header is damaged.
+        UnreadableFileError: If the tensors don't fill exactly the rest of the file, or the header is damaged.
     """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")

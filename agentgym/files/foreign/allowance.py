@@ -1,4 +1,4 @@
-"""Limit on the total bytes read from the files that one untrusted object names, even if it names one many times."""
+"""Limit on the total bytes read from the files that an untrusted object names, even if it repeats a name."""
 
 from pathlib import Path
 

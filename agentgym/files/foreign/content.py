@@ -15,9 +15,9 @@ MOST_VALUES = 1 << 21
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 """Errors raised by code that gets values it doesn't expect."""
 _FEW = 1 << 12
-"""Up to this count, delimiters inside strings are counted too, which is many times as fast."""
+"""Up to this count, delimiters inside strings are counted too, which is many times faster."""
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""A string in JSON, or one that is never closed: searching for its end from each quote in it would take forever."""
+"""Matches a JSON string, even if it is never closed: searching for an end from each quote in it would take forever."""
 
 
 class Unpacker:
@@ -55,21 +55,21 @@ class Unpacker:
         self._values_left -= (values := values_in(text))
         if self._values_left < 0 or values > MOST_VALUES:
             most = min(self.most_values, MOST_VALUES)
-            raise ValueError(f"it holds more than {most:,} values when it is unpacked")
+            raise ValueError(f"it contains more than {most:,} values when it is unpacked")
         return _loaded(text)
 
 
 def parsed(text: bytes) -> Any:
-    """Return the value of a JSON text.
+    """Parse JSON text.
 
     Integers may be as large as Python reads them, and NaN and Infinity are accepted as numbers: code that computes
     with a number must check it, as `agentgym.files.foreign.values` does.
 
     Raises:
-        ValueError: If it isn't JSON, nests too deep, or holds too many values.
+        ValueError: If it isn't JSON, nests too deep, or contains too many values.
     """
     if len(text) > MOST_VALUES and values_in(text) > MOST_VALUES:
-        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
+        raise ValueError(f"it contains more than {MOST_VALUES:,} values")
     return _loaded(text)
 
 
@@ -78,13 +78,13 @@ def read_json(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> Any
 
     Raises:
         FileNotFoundError: If the file doesn't exist.
-        UnreadableFileError: If it isn't a regular file, is too large, or doesn't hold JSON within the limits.
+        UnreadableFileError: If it isn't a regular file, is too large, or doesn't contain JSON within the limits.
     """
     content = read_bytes(path, within=within, most=most)
     try:
         return parsed(content)
     except ValueError as error:
-        raise UnreadableFileError(f"{path} holds no readable JSON ({error})") from error
+        raise UnreadableFileError(f"{path} contains no readable JSON ({error})") from error
 
 
 def read_object(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def read_object(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> d
     """
     found = read_json(path, within=within, most=most)
     if not isinstance(found, dict):
-        raise UnreadableFileError(f"{path} must hold a JSON object, got {type(found).__name__}")
+        raise UnreadableFileError(f"{path} must contain a JSON object, got {type(found).__name__}")
     return found
 
 

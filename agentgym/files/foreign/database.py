@@ -27,7 +27,7 @@ FREE_ROWS, BYTES_A_ROW = 1000, 32
 FREE_BYTES = 1 << 20
 """Bytes by which a single value may exceed the file's size."""
 MEMORY_A_BYTE = 16
-"""Bytes of memory for all rows per byte of the file: the smallest one-byte number takes 28."""
+"""Maximum bytes of memory for all rows, per byte of the file. Even a one-byte number takes 28 bytes in memory."""
 MOST_SCHEMAS = 100
 LIMITS: Mapping[int, int] = {
     sqlite3.SQLITE_LIMIT_LENGTH: MOST_BYTES,
@@ -46,7 +46,7 @@ class ReadCost:
     """Counts the steps of one read over all of its statements."""
 
     looks: int = 0
-    """How often LOOK_EACH steps have passed."""
+    """Number of times that LOOK_EACH steps have passed."""
 
 
 class ForeignDatabase:
@@ -63,7 +63,7 @@ class ForeignDatabase:
     Raises:
         FileNotFoundError: If the file doesn't exist.
         UnreadableFileError: If it, or a file that SQLite would open next to it, isn't a regular file.
-        sqlite3.Error: If it isn't a database, or another process holds it.
+        sqlite3.Error: If it isn't a database, or another process has locked it.
     """
 
     _sound: ClassVar[set[tuple[object, ...]]] = set()
@@ -90,7 +90,7 @@ class ForeignDatabase:
             values: Values for its placeholders.
 
         Raises:
-            UnreadableFileError: If it takes longer, or returns more, than the size of the database explains.
+            UnreadableFileError: If the statement takes too long, or returns too much, for the size of the database.
             sqlite3.Error: If the database is damaged.
         """
         with self.one_read() as read:
@@ -132,13 +132,11 @@ class ForeignDatabase:
                 if len(found) > most_rows or most_bytes < 0:
                     cursor.close()
                     raise UnreadableFileError(
-                        f"{self.path}: a query returned more data than a file of this size can hold"
+                        f"{self.path}: a query returned more data than a file of this size can contain"
                     )
         except sqlite3.OperationalError as error:
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
-                raise UnreadableFileError(
-                    f"{self.path}: reading it takes longer than the size of the file explains"
-                ) from error
+                raise UnreadableFileError(f"{self.path}: reading it takes too long for the size of the file") from error
             raise
         return names, found
 

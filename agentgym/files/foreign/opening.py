@@ -52,7 +52,7 @@ def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> by
                 return file.read(size)
         except OSError as error:
             raise UnreadableFileError(f"{path} cannot be read ({error.strerror})") from error
-    raise UnreadableFileError(f"{path} has {size:,} bytes, but at most {most:,} are read")
+    raise UnreadableFileError(f"{path} has {size:,} bytes, but the limit is {most:,}")
 
 
 def size_of(path: Path, *, within: Path | None) -> int:
@@ -79,7 +79,7 @@ def real_path(path: Path) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise UnreadableFileError if the folder holds a link that leads out of it, a pipe or a device.
+    """Raise UnreadableFileError if the folder contains a link that leads out of it, a pipe or a device.
 
     Call it before writing to a folder that may come from somebody else: writing through a link changes other files.
     """

@@ -1,1 +1,1 @@
-"""Metrics of a run besides its rewards: a step's time, the engine's mismatch, and warnings."""
+"""Metrics of a run in addition to its rewards: step times, the engine's mismatch, and warnings."""

@@ -64,7 +64,7 @@ def tool_metrics(counts: ToolCounts) -> dict[str, float]:
 
 
 def tool_counts(metrics: Mapping[str, float | None]) -> ToolCounts:
-    """Return the tool calls and errors that a step's metrics count, named as in `tool_metrics`."""
+    """Return the tool calls and errors that are in a step's metrics under the names that `tool_metrics` uses."""
     counts = ToolCounts()
     for name, value in metrics.items():
         tool, _, what = name.removeprefix("tools/").rpartition("/")
@@ -76,7 +76,7 @@ def tool_counts(metrics: Mapping[str, float | None]) -> ToolCounts:
 def mismatch_metrics(
     samples: Sequence[Sample], scored: Mapping[tuple[str, int, int], tuple[Floats, bool]]
 ) -> dict[str, float]:
-    """Return how far the trainer's log-probabilities are from those under which the tokens were sampled.
+    """Return how much the trainer's log-probabilities differ from those under which the tokens were sampled.
 
     Only samples that were scored before the policy changed count: those of the first mini-batch, or all with
     old_logprobs="trainer". `mismatch/ess` is the effective sample size of the weights exp(trainer - engine), as a

@@ -1,4 +1,4 @@
-"""Timing of the parts of a step."""
+"""Measures the time of each part of a step."""
 
 import time
 from collections import defaultdict
@@ -9,7 +9,7 @@ from agentgym.machine.clock import standstills
 
 
 class StepClock:
-    """Measures the wall time of a step by its parts. `metrics` returns the times and starts the next step."""
+    """Measures the wall time of each part of a step. `metrics` returns the times and starts the next step."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -18,7 +18,7 @@ class StepClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Add the time of the `with` block to a part's."""
+        """Add the wall time of the `with` block to the time of the named part."""
         began = time.perf_counter()
         try:
             yield
@@ -28,8 +28,9 @@ class StepClock:
     def metrics(self, *, sampled_tokens: float, trained_tokens: float) -> dict[str, float]:
         """Return the seconds of each part and of the whole step since the last call, and tokens per second.
 
-        The seconds in which the process stood still are included in those of the parts and of the step. The rate of
-        sampled tokens is over the whole step, that of trained tokens over its training part.
+        Time during which the process was suspended is included. Sampled tokens per second are over the whole step,
+        and
+        trained tokens per second over its training part.
         """
         now = time.perf_counter()
         seconds, whole = self._seconds, now - self._began

@@ -1,4 +1,4 @@
-"""A run's surroundings: packages, processors, GPUs, and the state of the code."""
+"""A description of the packages, processors, GPUs and code that a run uses."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from agentgym.files.disk import write_whole
 from agentgym.store.run_settings import versions
 
 FILE = "environment.json"
-"""The file in the run's folder that describes its surroundings."""
+"""The file in the run's folder that describes its hardware and software."""
 PATIENCE_S = 10
 """Timeout in seconds for a command that describes the machine."""
 
 
 def write_surroundings(folder: Path) -> None:
-    """Write a run's surroundings into its folder; values that can't be determined are null."""
+    """Describe a run's hardware and software in a file in its folder. Values that can't be determined are null."""
     content = {
         "versions": versions(),
         "platform": platform.platform(),
@@ -40,7 +40,7 @@ def _gpus() -> list[str] | None:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Return the commit of the folder's repository and whether tracked files changed, or None without one."""
+    """Return the commit of the folder's repository and whether tracked files changed; None outside a repository."""
     commit = _said(["git", "-C", str(folder), "rev-parse", "HEAD"])
     changed = _said(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
     return None if commit is None else {"commit": commit, "dirty": None if changed is None else bool(changed)}

@@ -9,9 +9,9 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import ToolCounts
 
 NO_SIGNAL = 5
-"""Number of batches in a row without a signal, or without an optimizer step, after which a run warns."""
+"""Number of consecutive batches without a signal, or without an optimizer step, after which the run warns."""
 LEAST_CALLS = 20
-"""Minimum number of a tool's calls before its errors are judged."""
+"""Minimum number of calls to a tool before its share of errors is checked."""
 FIRST, RISE, LEAST_MISMATCH = 5, 3.0, 0.01
 """The mismatch has risen if its mean over the last `FIRST` steps is above `RISE` times that over the first
 `FIRST` steps, and above `LEAST_MISMATCH` nats.
@@ -54,8 +54,8 @@ class Watch(Callback):
         if self._idle >= NO_SIGNAL:
             said["idle"] = (
                 f"No optimizer step was taken in the last {NO_SIGNAL} batches, although rewards differ: in the last "
-                f"one, {metrics.get('train/skipped_steps', 0.0):g} were skipped because of a non-finite gradient and "
-                f"{metrics.get('train/untrained_steps', 0.0):g} had no tokens to train."
+                f"one, {metrics.get('train/skipped_steps', 0.0):g} steps were skipped because of a non-finite gradient "
+                f"and {metrics.get('train/untrained_steps', 0.0):g} had no tokens to train on."
             )
         return said
 
@@ -67,7 +67,8 @@ class Watch(Callback):
         return {
             "branches": (
                 f"No branch was run in the last {NO_SIGNAL} batches, so credit is the same as with outcome: "
-                "branching.after and branching.every select no state; set a smaller branching.every, or another after."
+                "branching.after and branching.every select no state; set a smaller branching.every, or "
+                "another branching.after."
             )
         }
 

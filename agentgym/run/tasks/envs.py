@@ -38,7 +38,7 @@ def open_envs(envs: Envs, arguments: Mapping[str, Any], sandbox: Kind) -> type[E
 
 
 def read_env_arguments(envs: Envs, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the parameter values that command-line texts stand for.
+    """Parse the values of an env's parameters from command-line texts.
 
     Raises:
         ValueError: As in `open_envs`.

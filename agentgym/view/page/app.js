@@ -1,5 +1,5 @@
 // @ts-check
-/** The entry: it opens the page that the address names, and the next one when the address changes. */
+/** The entry point: opens the page that the address names, and another one when the address changes. */
 
 import { current, link, go } from "./core/address.js";
 import { get, Refused } from "./core/api.js";
@@ -19,18 +19,18 @@ import { show as task } from "./pages/task.js";
 import { show as tasks } from "./pages/tasks.js";
 
 /**
- * What a page is given.
+ * The arguments of a page.
  * @typedef {object} Page
- * @property {HTMLElement} main where it draws
+ * @property {HTMLElement} main the element to draw in
  * @property {string[]} path the parts of the address after the page's name
- * @property {Record<string, string>} query its filters
+ * @property {Record<string, string>} query the page's filters
  * @property {AbortSignal} signal aborted when the page is left
  * @property {import("./core/contract.js").Run} run
  * @property {import("./core/contract.js").RunLine[]} runs
  * @property {(changed: (state: import("./core/contract.js").State, before: import("./core/contract.js").State|null) => void) => void} onChange
  */
 
-/** Each page; one that scrolls to a place of its own answers true. @type {Record<string, {tab: string, show: (page: Page) => Promise<void|boolean>}>} */
+/** The pages by name. `show` returns true if the page has set its scroll position itself. @type {Record<string, {tab: string, show: (page: Page) => Promise<void|boolean>}>} */
 const PAGES = {
   rollouts: { tab: "rollouts", show: rollouts },
   rollout: { tab: "rollouts", show: rollout },
@@ -43,7 +43,7 @@ const PAGES = {
 };
 
 let leaving = new AbortController();
-/** How far each page was scrolled when it was left, by its address. @type {Map<string, number>} */
+/** Scroll position of each page when it was left, by its address. @type {Map<string, number>} */
 const scrolled = new Map();
 let openedAt = location.hash;
 
@@ -85,7 +85,7 @@ async function opened(main, signal) {
 }
 
 /**
- * Lets a page hear of what is new in its run; the frame hears of it first.
+ * Calls a page's listener when its run changes, after updating the frame.
  * @param {import("./core/contract.js").Run} run
  * @param {AbortSignal} signal
  * @returns {Page["onChange"]}
@@ -122,7 +122,7 @@ document.querySelector(".skip")?.addEventListener("click", (event) => {
   event.preventDefault();
   byId("main").focus();
 });
-// What a page still asked for when it was left is cut off by us, and is no error.
+// Requests that were pending when a page was left are aborted on purpose, which isn't an error.
 window.addEventListener("unhandledrejection", (event) => {
   if (event.reason instanceof DOMException && event.reason.name === "AbortError") event.preventDefault();
 });

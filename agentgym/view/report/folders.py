@@ -18,7 +18,7 @@ from agentgym.store.schema import FILE
 LONGEST = 1 << 20
 """Largest number of bytes in a line of metrics.jsonl. Runs write a few thousand."""
 MOST_LINES = 100_000
-"""Largest number of lines in metrics.jsonl. The largest file that is read holds fewer lines of a run."""
+"""Maximum number of lines in metrics.jsonl. The lines of a run are longer than a file of the maximum size allows."""
 LARGEST = 1e150
 """Absolute value above which a metric is left out, because squares and sums of larger ones overflow."""
 
@@ -47,13 +47,13 @@ class KeptRun:
 
     @cached_property
     def versions(self) -> dict[str, Any]:
-        """The package versions that it started with."""
+        """The package versions that the run started with."""
         found = self._file.get("versions")
         return found if isinstance(found, dict) else {}
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The metrics at its end, empty before that."""
+        """The metrics at the end of the run; empty before that."""
         return read_json(self.folder / SUMMARY)
 
     @property
@@ -63,7 +63,7 @@ class KeptRun:
 
     @property
     def has_rollouts(self) -> bool:
-        """Whether it has a rollout store."""
+        """Whether the folder has a rollout store."""
         return (self.folder / FILE).is_file()
 
     @property
@@ -74,7 +74,7 @@ class KeptRun:
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
-        """The metrics of each step in order; if a step was repeated, the later ones."""
+        """The metrics of each step in order; if a step was repeated, its later metrics."""
         rows = {row["step"]: row for row in self._lines if HELD_OUT not in row}
         return [rows[step] for step in sorted(rows)]
 
@@ -117,7 +117,7 @@ class KeptRun:
         path = self.folder / METRICS
         content = _content(path)
         if (count := content.count(b"\n")) > MOST_LINES:
-            raise UnreadableFileError(f"{path} has {count:,} lines, above the limit of {MOST_LINES:,}")
+            raise UnreadableFileError(f"{path} has {count:,} lines, but the limit is {MOST_LINES:,}")
         found = [_metrics(line) for line in content.split(b"\n")]
         return [row for row in found if isinstance(row.get("step"), int) and measured(row["step"]) is not None]
 
@@ -144,7 +144,7 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or {} if the file doesn't exist or doesn't hold an object.
+    """Return the object in a JSON file, or {} if the file doesn't exist or doesn't contain an object.
 
     Raises:
         UnreadableFileError: If it is not a regular file, or is too large.
@@ -153,7 +153,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file, which must not lead out of its folder; empty if it doesn't exist."""
+    """Return the bytes of a file, which must not be a link out of its folder; empty if the file doesn't exist."""
     try:
         return read_bytes(path, within=path.parent)
     except FileNotFoundError:

@@ -13,7 +13,7 @@ Metric: TypeAlias = Callable[[KeptRun], float | None]
 DIGITS = 18
 """Largest number of digits in a metric's name. Python refuses to parse integers with thousands of digits."""
 LAST = 5
-"""How many steps the first and the last reward are averaged over."""
+"""Number of steps over which the first and the last reward are averaged."""
 
 
 def end_rows(lines: Sequence[Line]) -> list[list[str]]:
@@ -27,7 +27,7 @@ def unlearned_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """Return the table of how the training runs' rollouts ended with its header row, or [] if no metric says it."""
+    """Return the table of how the training runs' rollouts ended with its header row, or [] if no metric counts them."""
     reasons = sorted({name for line in lines for run in line.runs for row in run.steps for name in row if _stop(name)})
     metrics = {name.removeprefix("stop/"): _share(name) for name in reasons}
     return _table(metrics, [line for line in lines if line.is_training]) if metrics else []
@@ -56,7 +56,7 @@ def _table(metrics: dict[str, Metric], lines: Sequence[Line]) -> list[list[str]]
 def shown(found: Spread | None) -> str:
     """Return the mean with its deviation and range as text.
 
-    A single number, or numbers that are all equal, give the number alone.
+    If there is only one number, or if all are equal, only that number is returned.
     """
     if found is None:
         return ""
@@ -75,7 +75,7 @@ def _total(metric: str) -> Metric:
 
 
 def _share(metric: str) -> Metric:
-    """Return the share of a run's scored rollouts, with each step weighted by how many of them it has."""
+    """Return the share of a run's scored rollouts, with each step weighted by its number of scored rollouts."""
 
     def of(run: KeptRun) -> float | None:
         weights = run.curve("rollouts/finished")

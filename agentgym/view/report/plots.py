@@ -192,7 +192,7 @@ def _scores(lines: Sequence[Line], folder: Path) -> list[Chart]:
 
 
 def interval_of(summary: dict[str, object]) -> tuple[float, float] | None:
-    """Return the ends of the interval of an evaluation's reward; None where it has no reward or no interval."""
+    """Return the ends of the interval of an evaluation's reward; None if it has no reward or no interval."""
     found = summary.get("reward_interval")
     ends = [found.get("low"), found.get("high")] if isinstance(found, dict) else []
     numbers = [number for end in ends if (number := measured(end)) is not None]

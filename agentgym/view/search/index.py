@@ -35,7 +35,7 @@ class Unsearchable(Refused):
     """An index that can't be read or written for now."""
 
     def __init__(self, path: Path, error: sqlite3.Error) -> None:
-        super().__init__(f"{path}: the search index cannot be used ({error}); it will be tried again soon", 409)
+        super().__init__(f"{path}: the search index cannot be used ({error}); the viewer will try again soon", 409)
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         self.is_damaged = code in DAMAGED
         self.is_disk_full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
@@ -85,7 +85,7 @@ class SearchIndex:
             return _add(index, found) == BATCH
 
     def remove(self) -> None:
-        """Remove its files; the next viewer to open it rebuilds it from the store."""
+        """Remove the index's files; the next viewer to open the index rebuilds it from the store."""
         remove(self.path)
 
     @contextmanager

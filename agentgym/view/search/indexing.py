@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 1.0
 """Seconds between checks of the stores once everything is indexed."""
 TRY_AGAIN_S = 20.0
-"""Seconds until a run that couldn't be indexed is tried again, if it is still being viewed."""
+"""Seconds until a run that couldn't be indexed is retried, if it is still being viewed."""
 
 
 class Indexing:
     """Indexes each run from its first request on, one batch after another, in a separate thread.
 
     Indexing continues while the viewer runs, because runs keep writing. A run that can't be indexed can still be
-    viewed, and is tried again later.
+    viewed, and is retried later.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Indexing:
             return self._failed.get(run.key, (0.0, ""))[1]
 
     def wait_for(self, run: Run, rollouts: int) -> int:
-        """Wait until at least this many rollouts of a run are indexed; return how many are."""
+        """Wait until at least this many rollouts of a run are indexed, and return the number of indexed ones."""
         index = self.of(run)
         if index is None:
             return 0

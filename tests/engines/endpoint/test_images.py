@@ -241,7 +241,7 @@ async def test_an_evaluation_with_images_is_stored_displayed_rescored_and_export
     assert [message["role"] for message in line["messages"]] == ["user", "assistant", "tool", "user", "assistant"]
     assert line["messages"][3]["content"][-1] == GIF_PART
     assert cli.main(["export", str(tmp_path / "run"), "--to", "sft", "--output", str(tmp_path / "b.jsonl")]) == 1
-    assert "1 conversations with an image, which the format can't hold" in capsys.readouterr().err
+    assert "1 conversations with an image, which the format doesn't support" in capsys.readouterr().err
 
     assert cli.main(["export", str(tmp_path / "run"), "--to", "atif", "--output", str(tmp_path / "atif")]) == 0
     (file,) = (tmp_path / "atif").glob("*.json")

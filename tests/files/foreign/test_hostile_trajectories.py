@@ -77,7 +77,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         document({"source": "agent", "message": "It.", **kept(seconds="x")}),
         "seconds: must be a number, got 'x'",
     ),
-    "a list": ([1], "must hold a JSON object, got list"),
+    "a list": ([1], "must contain a JSON object, got list"),
     "an object of nothing": ({}, "schema_version: Field required"),
     "an id of a reference that is a list": (
         document(
@@ -116,7 +116,7 @@ def test_a_trajectorys_memory_is_bounded_by_its_file_size(hostile: str, tmp_path
     [
         (deep(), "it nests more than 200 levels"),
         ('{"steps": %s}' % ("9" * 5000), "4300 digits"),
-        ("{" * 300, "holds no readable JSON"),
+        ("{" * 300, "contains no readable JSON"),
         ("[" * 300 + "]" * 300, "it nests more than 200 levels"),
     ],
     ids=["100,000 levels", "5,000 digits", "cut", "300 levels"],
@@ -265,7 +265,7 @@ def test_a_trajectory_split_into_subfolders_is_read_whole(tmp_path: Path) -> Non
     ("config", "told"),
     [
         (deep(), "it nests more than 200 levels"),
-        ("[1]", "must hold a JSON object, got list"),
+        ("[1]", "must contain a JSON object, got list"),
         (None, "is a pipe, not a regular file"),
     ],
     ids=["100,000 levels", "a list", "a pipe"],

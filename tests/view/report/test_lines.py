@@ -92,7 +92,7 @@ def test_a_log_with_too_many_lines_is_refused(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text('{"step": 0, "reward": 1}\n' * 100_000)
     assert kept_runs([folder])[0].curve("reward") == {0: 1}
     (folder / "metrics.jsonl").write_text('{"step": 0, "reward": 1}\n' * 100_001)
-    with pytest.raises(UnreadableFileError, match=r"metrics\.jsonl has 100,001 lines, above the limit of 100,000"):
+    with pytest.raises(UnreadableFileError, match=r"metrics\.jsonl has 100,001 lines, but the limit is 100,000"):
         _ = kept_runs([folder])[0].steps
 
 

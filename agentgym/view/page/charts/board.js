@@ -1,10 +1,10 @@
 // @ts-check
-/** What the charts of a page share: the axis, smoothing, the stretch that is zoomed into, and the crosshair. */
+/** State that the charts of a page share: the axis, the smoothing, the zoomed range, and the crosshair. */
 
 /** @typedef {import("./chart.js").Chart} Chart */
 /** @typedef {{run: string, name: string, color: number, rows: import("../core/contract.js").MetricsRow[]}} RunRows */
 
-/** One board of charts. */
+/** The charts of a page. */
 export class Board {
   /**
    * @param {object} options
@@ -12,7 +12,7 @@ export class Board {
    * @param {number} options.smoothing
    * @param {[number, number]|null} options.zoom
    * @param {(zoom: [number, number]|null) => void} options.onZoom
-   * @param {(step: number) => Node[]} options.linksTo what a step that was clicked leads to
+   * @param {(step: number) => Node[]} options.linksTo returns the links for a step that was clicked
    */
   constructor({ axis, smoothing, zoom, onZoom, linksTo }) {
     this.axis = axis;
@@ -24,7 +24,7 @@ export class Board {
     this.runs = [];
     /** @type {Chart[]} */
     this.charts = [];
-    /** Where the pointer went since the last paint. @type {{x: number|null, at: Chart|null}|undefined} */
+    /** Position of the pointer since the last paint. @type {{x: number|null, at: Chart|null}|undefined} */
     this.pointer = undefined;
     this.watcher = new IntersectionObserver((entries) => this.seen(entries), { rootMargin: "300px" });
     this.sizes = new ResizeObserver((entries) => entries.forEach((entry) => this.chartOf(entry.target)?.later()));
@@ -37,7 +37,7 @@ export class Board {
     this.sizes.observe(chart.plot);
   }
 
-  /** Forgets all charts. */
+  /** Removes all charts. */
   clear() {
     this.watcher.disconnect();
     this.sizes.disconnect();
@@ -59,13 +59,13 @@ export class Board {
     return this.charts.find((chart) => chart.plot === plot);
   }
 
-  /** Draws every chart again, those out of sight when they are seen. */
+  /** Redraws every chart; charts that are out of view are redrawn when they come into view. */
   redraw() {
     for (const chart of this.charts) chart.later();
   }
 
   /**
-   * Shows one stretch of the axis in every chart; null shows all.
+   * Shows one range of the axis in every chart; null shows the whole axis.
    * @param {[number, number]|null} zoom
    */
   zoomTo(zoom) {
@@ -90,7 +90,7 @@ export class Board {
     });
   }
 
-  /** @returns {[number, number]} the stretch of the axis that is shown */
+  /** @returns {[number, number]} the displayed range of the axis */
   domain() {
     if (this.zoom) return this.zoom;
     let [low, high] = [Infinity, -Infinity];

@@ -1,5 +1,5 @@
 // @ts-check
-/** One chart: the lines of a metric for several runs, its spread, its held-out points, and what the pointer shows. */
+/** One chart: the lines of a metric for several runs, its spread, its held-out points, and the values at the pointer. */
 
 import { fill, h, s, styled } from "../core/dom.js";
 import { duration, metric } from "../core/format.js";
@@ -14,9 +14,9 @@ import { band, nearest, points, smoothed, thinned, thinnedBand } from "./series.
 /** @typedef {{run: string, name: string, color: number, role: "line"|"faint"|"high"|"dots", series: Point[], metric: string}} Line */
 
 const HEIGHT = 168;
-/** With more runs than this only the pointer shows values. */
+/** With more runs than this, values are only shown at the pointer. */
 const MOST_VALUES = 3;
-/** With more runs than this no spread is drawn: bands hide each other. */
+/** With more runs than this, no spread is drawn, because the bands would hide each other. */
 const MOST_BANDS = 4;
 const ROOM = { left: 46, right: 10, top: 8, bottom: 20 };
 let made = 0;
@@ -26,7 +26,7 @@ export class Chart {
   /**
    * @param {Board} board
    * @param {Chosen} chosen
-   * @param {string|null} [only] the one run that it draws, on the scale of all; null for all of them
+   * @param {string|null} [only] the only run to draw, on the scale of all runs; null draws all runs
    */
   constructor(board, chosen, only = null) {
     this.board = board;
@@ -65,7 +65,7 @@ export class Chart {
     this.later();
   }
 
-  /** Draws it before the next paint where it is seen, else when it is. */
+  /** Draws the chart before the next paint if it is in view, otherwise when it comes into view. */
   later() {
     this.isStale = true;
     if (!this.isSeen || this.isWaiting) return;
@@ -175,7 +175,7 @@ export class Chart {
   }
 
   /**
-   * Shows the crosshair at `x`, and the values there.
+   * Shows the crosshair at `at`, and the values at this position.
    * @param {number|null} at
    * @param {boolean} isHere whether the pointer is over this chart
    */
@@ -213,7 +213,7 @@ export class Chart {
   /**
    * @param {{line: Line, point: Point}[]|null} found
    * @param {number|null} place
-   * @param {number|null} pointer which the values must not cover
+   * @param {number|null} pointer the position that the values must not cover
    */
   showTip(found, place, pointer) {
     if (this.isPinned) return;
@@ -286,13 +286,13 @@ export class Chart {
     if (!x) return;
     if (Math.abs(to - from) > 4) this.board.zoomTo([x.invert(Math.min(from, to)), x.invert(Math.max(from, to))]);
     else {
-      if (!this.isPinned) this.cross(x.invert(to), true); // the pointer may have come with the click
+      if (!this.isPinned) this.cross(x.invert(to), true); // a click may come without a pointer move before it
       this.pin(!this.isPinned);
     }
   }
 
   /**
-   * Holds the values of a step, with links to its rollouts; or lets them go.
+   * Pins the values of a step, with links to its rollouts, or unpins them.
    * @param {boolean} isPinned
    */
   pin(isPinned) {

@@ -1,30 +1,30 @@
 // @ts-check
-/** Which charts are drawn: the metrics that the runs have, in the server's groups; related metrics share one chart. */
+/** Plans the charts: the metrics of the runs in the server's groups, with related metrics in one chart. */
 
 /** @typedef {import("../core/contract.js").MetricGroup} MetricGroup */
 /** @typedef {import("../core/contract.js").MetricsRow} MetricsRow */
 
 /**
  * @typedef {object} Chosen one chart
- * @property {string} name its name, and its first metric's
+ * @property {string} name the name of the chart and of its first metric
  * @property {"line"|"quantiles"|"stack"} kind
  * @property {string[]} metrics
  * @property {string} unit
  * @property {{low: string, high: string, around: boolean}|null} band
- * @property {string|null} dots a held-out metric that is drawn over it as points
+ * @property {string|null} dots a held-out metric that is drawn over the chart as points
  *
  * @typedef {{title: string, help: string, charts: Chosen[], still: {name: string, value: number}[]}} Section
  * @typedef {{count: number, first: number, isMoving: boolean}} Seen
  */
 
-/** With fewer values than this a metric may still change. */
+/** With fewer values than this, a metric may still change. */
 const YOUNG = 3;
 const QUANTILES = ["_p10", "_p50", "_p90", "_max"];
 /** The parts of a step that do not overlap. */
 const PARTS = ["time/collect", "time/train", "time/sync", "time/eval", "time/save"];
 
 /**
- * The sections of charts for the metrics in these rows; metrics that never change are only named.
+ * Returns the sections of charts for the metrics in these rows; metrics that never change are only listed.
  * @param {MetricGroup[]} groups
  * @param {MetricsRow[][]} runs
  * @returns {Section[]}
@@ -58,7 +58,7 @@ function metricsIn(runs) {
 }
 
 /**
- * Whether a metric is drawn: it changes, or is too young to say so. The reward always is.
+ * Returns whether to draw a metric: if it changes or has too few values to tell. The reward is always drawn.
  * @param {string} name
  * @param {Seen|undefined} seen
  */

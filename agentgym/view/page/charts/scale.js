@@ -1,13 +1,13 @@
 // @ts-check
 /** Scales and their ticks. */
 
-/** Values that differ by no more than this share are one. */
+/** Values that differ by no more than this share count as equal. */
 const ALIKE = 1e-12;
 
 /** @typedef {{(value: number): number, domain: [number, number], invert: (place: number) => number}} Scale */
 
 /**
- * A linear scale from `domain` to `range`.
+ * Returns a linear scale from `domain` to `range`.
  * @param {[number, number]} domain
  * @param {[number, number]} range
  * @returns {Scale}
@@ -22,7 +22,7 @@ export function linear(domain, range) {
 }
 
 /**
- * A logarithmic scale; the domain is above 0.
+ * Returns a logarithmic scale; the domain must be above 0.
  * @param {[number, number]} domain
  * @param {[number, number]} range
  * @returns {Scale}
@@ -34,7 +34,7 @@ export function logarithmic(domain, range) {
 }
 
 /**
- * Round numbers that divide a domain into about `wanted` parts.
+ * Returns round numbers that divide a domain into about `wanted` parts.
  * @param {[number, number]} domain
  * @param {number} wanted
  * @returns {number[]}
@@ -50,7 +50,7 @@ export function ticks([low, high], wanted) {
 }
 
 /**
- * The powers of ten within a domain, thinned to at most five.
+ * Returns the powers of ten within a domain, thinned to at most five.
  * @param {[number, number]} domain
  * @returns {number[]}
  */
@@ -63,7 +63,7 @@ export function powers([low, high]) {
 }
 
 /**
- * The domain of values, a little wider than they are; a single value, or what only rounding tells apart, is in its middle.
+ * Returns a domain slightly wider than the values; a single value, or values that only differ by rounding, are in its middle.
  * @param {number[]} values
  * @returns {[number, number]}
  */
@@ -80,5 +80,5 @@ export function extent(values) {
   return [low >= 0 && low - room < 0 ? 0 : within(low - room), within(high + room)];
 }
 
-/** @param {number} value one that a sum may have made infinite */
+/** @param {number} value a value that a sum may have made infinite */
 const within = (value) => Math.max(-Number.MAX_VALUE, Math.min(Number.MAX_VALUE, value));

@@ -6,7 +6,7 @@
 /** @typedef {{x: number, low: number, high: number}} BandPoint */
 
 /**
- * The points of one metric; rows without it, or without a time where the axis is time, give none.
+ * Returns the points of one metric, without rows that lack it, or that lack a time if the axis is time.
  * @param {MetricsRow[]} rows
  * @param {string} name
  * @param {"step"|"time"} axis
@@ -23,12 +23,12 @@ export function points(rows, name, axis) {
 }
 
 /**
- * A band between two metrics, or of one metric around another where `around` is set.
+ * Returns a band between two metrics, or of one metric around another if `around` is set.
  * @param {MetricsRow[]} rows
  * @param {string} low
  * @param {string} high
  * @param {"step"|"time"} axis
- * @param {boolean} around `low` is the middle, `high` how far the band goes to each side
+ * @param {boolean} around whether `low` is the middle, and `high` the distance from it to each edge
  * @returns {BandPoint[]}
  */
 export function band(rows, low, high, axis, around) {
@@ -44,9 +44,9 @@ export function band(rows, low, high, axis, around) {
 }
 
 /**
- * An exponential mean over the points before each one, without a pull toward the start.
+ * Returns the exponential mean of the points up to each one, without a bias toward the start.
  * @param {Point[]} series
- * @param {number} weight 0 leaves the series as it is; below 1
+ * @param {number} weight below 1; 0 leaves the series unchanged
  * @returns {Point[]}
  */
 export function smoothed(series, weight) {
@@ -61,7 +61,7 @@ export function smoothed(series, weight) {
 
 /**
  * Thins a series to the lowest and the highest point of each pixel, so that no peak is lost.
- * @param {Point[]} series by rising x
+ * @param {Point[]} series in order of x
  * @param {(x: number) => number} place
  * @returns {Point[]}
  */
@@ -80,7 +80,7 @@ export function thinned(series, place) {
 
 /**
  * Thins a band to its lowest and highest edge at each pixel.
- * @param {BandPoint[]} series by rising x
+ * @param {BandPoint[]} series in order of x
  * @param {(x: number) => number} place
  * @returns {BandPoint[]}
  */
@@ -97,8 +97,8 @@ export function thinnedBand(series, place) {
 }
 
 /**
- * The point that is nearest to `x`; undefined where there is none.
- * @param {Point[]} series by rising x
+ * Returns the point nearest to `x`, or undefined if there are no points.
+ * @param {Point[]} series in order of x
  * @param {number} x
  * @returns {Point|undefined}
  */

@@ -1,12 +1,12 @@
 // @ts-check
-/** Parts of a whole over the steps, one upon the other, such as where the time of a step goes. */
+/** Stacked parts of a whole over the steps, such as the parts of a step's time. */
 
 import { s } from "../core/dom.js";
 
 /** @typedef {{series: import("./series.js").Point[], metric: string}} Part */
 
 /**
- * The parts at each x, and what lies below each.
+ * Returns the upper edge of each part at each x.
  * @param {Part[]} parts
  * @returns {{x: number, tops: number[]}[]}
  */
@@ -27,7 +27,7 @@ function columns(parts) {
 }
 
 /**
- * From 0 to the highest sum of the parts.
+ * Returns the range from 0 to the highest sum of the parts.
  * @param {Part[]} parts
  * @param {(point: {x: number}) => boolean} within
  * @returns {[number, number]}

@@ -1,5 +1,5 @@
 // @ts-check
-/** The address of a page: which run, which page, and every filter, so that a link shows another person the same. */
+/** The address of a page: its run, its name and every filter, so that a link shows the same page to other people. */
 
 /** @typedef {{path: string[], query: Record<string, string>}} Address */
 
@@ -22,13 +22,13 @@ function decoded(part) {
   }
 }
 
-/** @returns {Address} the address that the browser shows */
+/** @returns {Address} the current address of the browser */
 export function current() {
   return parse(location.hash);
 }
 
 /**
- * Makes a link; values that are empty, null or false are left out.
+ * Returns a link; empty, null and false values are left out.
  * @param {(string|number)[]} path
  * @param {Record<string, any>} [query]
  * @returns {string}
@@ -40,7 +40,7 @@ export function link(path, query = {}) {
 }
 
 /**
- * Goes to another page.
+ * Navigates to another page.
  * @param {string} href
  */
 export function go(href) {
@@ -48,8 +48,8 @@ export function go(href) {
 }
 
 /**
- * Writes the filters of the page that is open into its address, without opening it again.
- * @param {Record<string, any>} query all of its filters
+ * Writes the filters of the open page into its address, without reopening the page.
+ * @param {Record<string, any>} query all filters of the page
  */
 export function keep(query) {
   history.replaceState(history.state, "", link(current().path, query));

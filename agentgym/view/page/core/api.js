@@ -1,7 +1,7 @@
 // @ts-check
-/** What the server is asked; every failure is a sentence that says what to do. */
+/** Requests to the server. Every failure has a message that says what to do. */
 
-/** The server's refusal, with the sentence it gave. */
+/** A request that the server refused, with its message. */
 export class Refused extends Error {
   /**
    * @param {string} sentence
@@ -14,7 +14,7 @@ export class Refused extends Error {
 }
 
 /**
- * Asks the server for `path` and returns the JSON that it answers.
+ * Requests `path` from the server, and returns its JSON response.
  * @param {(string|number)[]} path parts below /api
  * @param {Record<string, any>} [query] empty values are left out
  * @param {AbortSignal} [signal]

@@ -1,5 +1,5 @@
 // @ts-check
-/** The shapes of the server's answers, as types; this module has no code of its own. */
+/** The types of the server's responses. This module contains no code. */
 
 /**
  * @typedef {object} RunLine one run in the list of runs
@@ -34,7 +34,7 @@
 /**
  * @typedef {object} MetricsRow
  * @property {number} step
- * @property {number|null} time seconds since the run began
+ * @property {number|null} time seconds since the run started
  * @property {boolean} held_out
  * @property {Record<string, number|null>} metrics
  */

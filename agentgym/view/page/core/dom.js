@@ -1,5 +1,5 @@
 // @ts-check
-/** Elements made without markup: a string becomes a text node, and what is hidden in it becomes a visible mark. */
+/** Creates elements without parsing markup: a string becomes a text node, with hidden characters as visible marks. */
 
 import { spelled, visible } from "./visible_text.js";
 
@@ -11,7 +11,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const SHOWN = new Set(["title", "aria-label", "placeholder", "alt", "label"]);
 
 /**
- * Makes an HTML element. Props whose name starts with "on" are listeners, "style" is a record of CSS properties.
+ * Creates an HTML element. Props whose names start with "on" are listeners; "style" is a record of CSS properties.
  * @template {keyof HTMLElementTagNameMap} T
  * @param {T} tag
  * @param {Props|null} [props]
@@ -26,7 +26,7 @@ export function h(tag, props, ...children) {
 }
 
 /**
- * Makes an SVG element in the same way.
+ * Creates an SVG element in the same way.
  * @template {keyof SVGElementTagNameMap} T
  * @param {T} tag
  * @param {Props|null} [props]
@@ -52,7 +52,7 @@ export function add(parent, child) {
 }
 
 /**
- * Replaces all that an element holds.
+ * Replaces the children of an element.
  * @param {Element} parent
  * @param {...Child} children
  */
@@ -75,7 +75,7 @@ function set(element, props) {
 }
 
 /**
- * Sets CSS properties one by one, as the content security policy lets scripts do.
+ * Sets CSS properties one by one, because the content security policy allows scripts nothing else.
  * @param {HTMLElement|SVGElement} element
  * @param {Record<string, string|number>} properties
  */
@@ -84,7 +84,7 @@ export function styled(element, properties) {
 }
 
 /**
- * Refuses a link that leaves the page, and spells out what would be invisible.
+ * Refuses links that leave the page, and spells out invisible characters.
  * @param {string} name
  * @param {string} value
  */
@@ -95,7 +95,7 @@ function checked(name, value) {
 }
 
 /**
- * The element with this id; an error where the page has none.
+ * Returns the element with this id; throws an error if there is none.
  * @param {string} id
  * @returns {HTMLElement}
  */
@@ -106,7 +106,7 @@ export function byId(id) {
 }
 
 /**
- * Says a sentence to screen readers.
+ * Announces a sentence to screen readers.
  * @param {string} sentence
  */
 export function say(sentence) {

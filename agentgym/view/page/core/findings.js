@@ -1,5 +1,5 @@
 // @ts-check
-/** What the metrics of a run say about why its reward does not rise, each with the place where to look. */
+/** Findings in a run's metrics about why its reward does not rise, each with a page to look at. */
 
 /** @typedef {import("./contract.js").MetricsRow} MetricsRow */
 /** @typedef {{sentence: string, look: string, page: string, query: Record<string, any>}} Finding */
@@ -7,7 +7,7 @@
 const LAST = 5;
 
 /**
- * The mean of a metric over the last steps that have it; null where none has.
+ * Returns the mean of a metric over the last steps that have it, or null if none has it.
  * @param {MetricsRow[]} rows
  * @param {string} name
  * @param {number} [last]
@@ -34,7 +34,7 @@ const percent = (share) => `${Math.round(share * 100)}%`;
 const short = (value) => String(Number(value.toPrecision(3)));
 
 /**
- * The findings of a run, the gravest first.
+ * Returns the findings of a run, the most serious first.
  * @param {MetricsRow[]} all
  * @returns {Finding[]}
  */
@@ -125,5 +125,5 @@ function overfit(rows, all) {
 function malformed(rows) {
   const [bad, calls] = [recent(rows, "rollout/malformed_calls"), recent(rows, "rollout/tool_calls")];
   if (bad === null || bad < 0.2 * Math.max(1, (calls ?? 0) + bad)) return null;
-  return { sentence: `A rollout has ${short(bad)} malformed tool calls on average, which reach no tool.`, look: "Look at the worst rollouts", page: "rollouts", query: { sort: "reward", order: "asc" } };
+  return { sentence: `A rollout has ${short(bad)} malformed tool calls on average, which don't reach any tool.`, look: "Look at the worst rollouts", page: "rollouts", query: { sort: "reward", order: "asc" } };
 }

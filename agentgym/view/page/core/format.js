@@ -1,5 +1,5 @@
 // @ts-check
-/** Numbers, times and sizes as a reader wants them: short, aligned, never with false precision. */
+/** Formats numbers, times and sizes: short, aligned, and without false precision. */
 
 const WHOLE = new Intl.NumberFormat("en");
 const NONE = "–";
@@ -8,7 +8,7 @@ const NONE = "–";
 const absent = (value) => value === null || value === undefined || Number.isNaN(value);
 
 /**
- * A whole number with commas.
+ * Formats an integer with commas.
  * @param {number|null|undefined} value
  */
 export function count(value) {
@@ -16,7 +16,7 @@ export function count(value) {
 }
 
 /**
- * A number with about `digits` significant digits; the very large and very small ones in powers of ten.
+ * Formats a number with about `digits` significant digits, and very large and very small ones with powers of ten.
  * @param {number|null|undefined} value
  * @param {number} [digits]
  * @returns {string}
@@ -35,7 +35,7 @@ export function metric(value, digits = 4) {
 const signed = (text) => text.replace("-", "−");
 
 /**
- * A number that always has its sign, such as an advantage.
+ * Formats a number that always has a sign, such as an advantage.
  * @param {number|null|undefined} value
  */
 export function difference(value) {
@@ -45,7 +45,7 @@ export function difference(value) {
 }
 
 /**
- * A reward, with three decimals at most.
+ * Formats a reward with at most three decimals.
  * @param {number|null|undefined} value
  */
 export function reward(value) {
@@ -55,7 +55,7 @@ export function reward(value) {
 }
 
 /**
- * Seconds as a duration.
+ * Formats seconds as a duration.
  * @param {number|null|undefined} value
  */
 export function duration(value) {
@@ -71,7 +71,7 @@ export function duration(value) {
 }
 
 /**
- * A share as a percentage.
+ * Formats a share as a percentage.
  * @param {number|null|undefined} value between 0 and 1
  */
 export function percent(value) {
@@ -81,7 +81,7 @@ export function percent(value) {
 }
 
 /**
- * A moment in the reader's own time zone.
+ * Formats a time in the reader's time zone.
  * @param {number|null|undefined} epoch seconds since 1970
  */
 export function moment(epoch) {
@@ -93,7 +93,7 @@ export function moment(epoch) {
 }
 
 /**
- * A count with its word, such as "1 turn" and "2 turns".
+ * Returns a count with its noun, such as "1 turn" and "2 turns".
  * @param {number} value
  * @param {string} word
  * @param {string} [plural]
@@ -103,7 +103,7 @@ export function many(value, word, plural) {
 }
 
 /**
- * A setting's value as one line of text.
+ * Formats a setting's value as one line of text.
  * @param {any} value
  */
 export function setting(value) {

@@ -1,5 +1,5 @@
 // @ts-check
-/** The state of runs that go on: asked every two seconds while the page is seen. */
+/** The state of active runs, requested every two seconds while the page is visible. */
 
 import { get } from "./api.js";
 
@@ -8,7 +8,7 @@ import { get } from "./api.js";
 const EVERY_MS = 2000;
 
 /**
- * Calls `changed` whenever the run has more rollouts or metrics than before, until the signal ends it or the run does.
+ * Calls `changed` whenever the run has more rollouts or metrics than before, until the signal aborts or the run ends.
  * @param {string} run
  * @param {(state: State, before: State|null) => void} changed
  * @param {AbortSignal} signal
@@ -33,7 +33,7 @@ export async function follow(run, changed, signal) {
 /**
  * @param {string} run
  * @param {AbortSignal} signal
- * @returns {Promise<State|null>} null where the server did not answer this time
+ * @returns {Promise<State|null>} null if the server did not respond this time
  */
 async function stateOf(run, signal) {
   try {
@@ -52,7 +52,7 @@ function differs(now, before) {
 }
 
 /**
- * Waits so long, or until the signal.
+ * Waits for this time, or until the signal aborts.
  * @param {number} milliseconds
  * @param {AbortSignal} signal
  * @returns {Promise<void>}

@@ -1,5 +1,5 @@
 // @ts-check
-/** The metrics of runs, asked for once and then only what is new. */
+/** The metrics of runs; after the first request, only new lines are requested. */
 
 import { get } from "./api.js";
 
@@ -9,7 +9,7 @@ import { get } from "./api.js";
 const held = new Map();
 
 /**
- * All metrics of a run; those that are known are not asked for again.
+ * Returns all metrics of a run, and requests only those that aren't known yet.
  * @param {string} run
  * @param {AbortSignal} signal
  * @returns {Promise<MetricsRow[]>}
@@ -17,7 +17,7 @@ const held = new Map();
 export async function metrics(run, signal) {
   const known = held.get(run);
   const answer = await get(["runs", run, "metrics"], known && { after: known.lines, mark: known.mark }, signal);
-  const before = known && answer.from === known.lines ? known.rows : []; // a run that is resumed may have cut some
+  const before = known && answer.from === known.lines ? known.rows : []; // a resumed run may have removed some
   const rows = before.concat(answer.rows);
   held.set(run, { lines: answer.lines, mark: answer.mark, rows });
   return rows;

@@ -1,11 +1,11 @@
 // @ts-check
-/** Names of runs as they fit: the words that all of them begin with are cut, so that what tells them apart is seen. */
+/** Shortened names of runs: words that all names begin with are cut, so that the differences stay visible. */
 
-/** Characters of a name that is not cut. */
+/** Maximum length of a name that is not cut. */
 const LONGEST = 24;
 
 /**
- * The names as they are shown, by the whole ones.
+ * Returns the displayed names by the full names.
  * @param {string[]} names
  * @returns {Map<string, string>}
  */
@@ -16,7 +16,7 @@ export function shortNames(names) {
 }
 
 /**
- * What two names begin with, which is what all names between them begin with.
+ * Returns the common prefix of two names, which all names sorted between them share.
  * @param {string} first
  * @param {string} last
  */
@@ -27,7 +27,7 @@ function commonBegin(first, last) {
 }
 
 /**
- * Where the last whole word of what is common begins, which says what the difference is of.
+ * Returns where the last whole word of the common prefix starts, which names the part that differs.
  * @param {string} common
  */
 const wordsOf = (common) => common.search(/[^-_/. ]+[-_/. ]*[^-_/. ]*$/);

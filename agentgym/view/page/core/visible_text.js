@@ -1,9 +1,9 @@
 // @ts-check
-/** Text that came from models and tools, made safe to look at: what cannot be seen, or would act, becomes a mark. */
+/** Makes text from models and tools safe to display: invisible and control characters become marks. */
 
 /**
- * An ANSI escape sequence, or one character that is invisible, a control, or a mark of broken UTF-8. Line feeds and tabs
- * are text; a joiner or a variation selector within an emoji is part of it.
+ * Matches an ANSI escape sequence, or one invisible, control or replacement character. Line feeds and tabs
+ * count as text, and so do joiners and variation selectors within an emoji.
  */
 const HIDDEN = new RegExp(
   [
@@ -16,7 +16,7 @@ const HIDDEN = new RegExp(
   "gu",
 );
 
-/** @type {Record<number, [string, string]>} label and name of the characters that people meet */
+/** @type {Record<number, [string, string]>} label and name of common characters */
 const KNOWN = {
   0x00: ["NUL", "null"],
   0x07: ["BEL", "bell"],
@@ -48,7 +48,7 @@ const KNOWN = {
 };
 
 /**
- * Names one hidden stretch: a short label to show, and words to explain it.
+ * Describes one hidden sequence: a short label to show, and an explanation.
  * @param {string} found
  * @returns {{label: string, why: string, broken: boolean}}
  */
@@ -61,7 +61,7 @@ function named(found) {
 }
 
 /**
- * Cuts a text at its hidden characters; every second part is hidden.
+ * Splits a text at its hidden characters; every second part is hidden.
  * @param {string} text
  * @returns {{text: string, hidden: boolean}[]}
  */
@@ -78,7 +78,7 @@ export function parts(text) {
 }
 
 /**
- * Makes a node that shows the text, with each hidden character as a mark.
+ * Returns a node that shows the text, with each hidden character as a mark.
  * @param {string} text
  * @returns {Node}
  */
@@ -91,7 +91,7 @@ export function visible(text) {
 }
 
 /**
- * Spells hidden characters out, for places that hold only plain text: titles, labels, the name of the window.
+ * Spells out hidden characters, for places that show only plain text: titles, labels, and the window's name.
  * @param {string} text
  * @returns {string}
  */

@@ -1,5 +1,5 @@
 // @ts-check
-/** Small drawings, each 16 units wide, in the color of the text beside them. */
+/** Icons, each 16 units wide, in the color of the text next to them. */
 
 import { s } from "../core/dom.js";
 
@@ -21,8 +21,8 @@ const PATHS = {
 /** @typedef {keyof typeof PATHS} IconName */
 
 /**
- * Draws an icon that says nothing to screen readers; the text beside it does.
- * @param {string} name one that is not known is drawn as the root
+ * Draws an icon that is hidden from screen readers, since the text next to it says the same.
+ * @param {string} name an unknown name is drawn as the root
  */
 export function icon(name) {
   const path = PATHS[/** @type {IconName} */ (name)] ?? PATHS.root;

@@ -1,5 +1,5 @@
 // @ts-check
-/** Keys: those of every page, those of the page that is open, and the help that lists both. */
+/** Keyboard shortcuts of every page and of the open page, and the help that lists both. */
 
 import { h } from "../core/dom.js";
 
@@ -13,20 +13,20 @@ let ofPage = new Map();
 const WRITTEN = new Map([["ArrowDown", "↓"], ["ArrowUp", "↑"], ["ArrowLeft", "←"], ["ArrowRight", "→"], ["Escape", "Esc"]]);
 
 /**
- * Binds keys for every page; a key such as "j ArrowDown" is two keys for one thing.
+ * Binds keys for every page; a name such as "j ArrowDown" binds two keys to one action.
  * @param {Record<string, Key>} keys
  */
 export function bindAlways(keys) {
   put(always, keys);
 }
 
-/** Forgets the keys of the page that was open. */
+/** Removes the keys of the page that was open. */
 export function clearPageKeys() {
   ofPage = new Map();
 }
 
 /**
- * Binds keys for the page that is open.
+ * Binds keys for the open page.
  * @param {Record<string, Key>} keys
  */
 export function bind(keys) {
@@ -41,7 +41,7 @@ function put(map, keys) {
   for (const [names, key] of Object.entries(keys)) for (const name of names.split(" ")) map.set(name, key);
 }
 
-/** Starts to listen. */
+/** Starts listening for keys. */
 export function listen() {
   document.addEventListener("keydown", pressed);
 }
@@ -52,7 +52,7 @@ function pressed(event) {
   const target = /** @type {HTMLElement} */ (event.target);
   if (isWriting(target)) {
     if (event.key === "Escape") {
-      event.preventDefault(); // a search field would lose its text, and the filter would stay
+      event.preventDefault(); // otherwise Escape would clear a search field without removing its filter
       target.blur();
     }
     return;

@@ -1,5 +1,5 @@
 // @ts-check
-/** The frame around every page: the way here, the pages of the run, and the switches. */
+/** The frame around every page: the breadcrumbs, the pages of the run, and the switches. */
 
 import { link } from "../core/address.js";
 import { byId, fill, h } from "../core/dom.js";
@@ -50,7 +50,7 @@ function tabLink(run, tab, open) {
 }
 
 /**
- * Says in the frame whether the run goes on.
+ * Shows in the frame whether the run is active.
  * @param {boolean} live
  * @param {number} done
  * @param {number|null} steps
@@ -62,15 +62,15 @@ export function showLive(live, done, steps) {
 }
 
 /**
- * Names the browser's window.
- * @param {...string} parts the most special first
+ * Sets the title of the browser's window.
+ * @param {...string} parts the most specific first
  */
 export function title(...parts) {
   document.title = spelled([...parts, "agentgym view"].join(" · "));
 }
 
 /**
- * A sentence in place of what is not there.
+ * Returns a sentence that replaces missing content.
  * @param {string} sentence
  * @param {string} [todo] what to do
  * @param {Node} [more]

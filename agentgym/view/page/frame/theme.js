@@ -1,5 +1,5 @@
 // @ts-check
-/** Dark and light: the system's choice, until the reader makes one. */
+/** The dark and the light theme: the system's choice, until the reader makes one. */
 
 const KEY = "agentgym-theme";
 
@@ -16,6 +16,6 @@ export function switchTheme() {
   try {
     localStorage.setItem(KEY, next);
   } catch {
-    // A browser that keeps nothing forgets the choice.
+    // A browser without storage forgets the choice.
   }
 }

@@ -1,5 +1,5 @@
 // @ts-check
-/** The way that the reader came: the table that was filtered last, so that the next rollout is the next one in it. */
+/** The table that the reader filtered last, so that the next rollout is the next one in this table. */
 
 import { link } from "../core/address.js";
 
@@ -9,7 +9,7 @@ import { link } from "../core/address.js";
 let last = null;
 
 /**
- * Remembers the table, and which of its rows was opened.
+ * Remembers the table and its row that was opened.
  * @param {Place} place
  */
 export function remember(place) {
@@ -17,7 +17,7 @@ export function remember(place) {
 }
 
 /**
- * The place in the table that a rollout was opened from; null where it was opened in another way.
+ * Returns the position in the table from which a rollout was opened, or null if it was opened in another way.
  * @param {string} run
  * @param {number} number
  * @returns {Place|null}
@@ -27,7 +27,7 @@ export function placeOf(run, number) {
 }
 
 /**
- * The table of a run as it was last filtered.
+ * Returns the link to a run's table as it was last filtered.
  * @param {string} run
  */
 export function tableOf(run) {

@@ -1,5 +1,5 @@
 // @ts-check
-/** Two rollouts side by side, turn by turn, with the first place where they part. */
+/** Two rollouts side by side, turn by turn, with the first turn in which they diverge. */
 
 import { go, link } from "../core/address.js";
 import { get } from "../core/api.js";
@@ -97,7 +97,7 @@ function head(run, rollout, other, page, isRight) {
     h("dl", { class: "facts-grid" }, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))));
 }
 
-/** The turns of a rollout, without those of its branches.
+/** Returns the turns of a rollout, without those of its branches.
  * @param {Rollout} rollout
  */
 const turns = (rollout) => rollout.segments.filter((segment) => segment.branch === null).reduce((sum, segment) => sum + segment.turns.length, 0);
@@ -106,7 +106,7 @@ const turns = (rollout) => rollout.segments.filter((segment) => segment.branch =
 /** @typedef {{segment: Segment, turn: Turn|null}} Cell */
 
 /**
- * The rows: for each segment its opening, then its turns, those of one place beside each other.
+ * Returns the rows: for each segment its opening, and then its turns, with turns of the same index in one row.
  * @param {Rollout} left
  * @param {Rollout} right
  * @returns {Row[]}
@@ -145,16 +145,16 @@ function row(name, left, right) {
 function said(found) {
   if (!found) return "";
   const messages = found.turn ? [found.turn.message, ...found.turn.answers] : found.segment.opening;
-  return JSON.stringify(messages, (name, value) => (name === "id" ? undefined : value)); // each call has an id of its own
+  return JSON.stringify(messages, (name, value) => (name === "id" ? undefined : value)); // every call has a different id
 }
 
 /**
  * @param {Row} found
- * @param {boolean} isFirst whether it is the first that differs
+ * @param {boolean} isFirst whether this is the first row that differs
  */
 function drawRow(found, isFirst) {
   const more = isFirst ? "pair row-pair parting" : found.isSame ? "pair row-pair same" : "pair row-pair";
-  return h("div", { class: more, id: isFirst ? "parting" : null }, isFirst && h("p", { class: "parting-line" }, "they diverge here"), drawCell(found.left, found), drawCell(found.right, found));
+  return h("div", { class: more, id: isFirst ? "parting" : null }, isFirst && h("p", { class: "parting-line" }, "They diverge here."), drawCell(found.left, found), drawCell(found.right, found));
 }
 
 /**

@@ -1,5 +1,5 @@
 // @ts-check
-/** The first page: all runs, and the curves of those that are chosen, over each other. */
+/** The first page: all runs, and the overlaid curves of the selected ones. */
 
 import { keep, link } from "../core/address.js";
 import { get } from "../core/api.js";
@@ -18,16 +18,16 @@ import { runList } from "../parts/run_list.js";
 
 /** @typedef {import("../core/contract.js").RunLine} RunLine */
 
-/** How many runs are drawn unasked. */
+/** Number of runs that are drawn by default. */
 const UNASKED = 4;
-/** How many colors there are for runs. */
+/** Number of colors for runs. */
 const COLORS = 8;
-/** How often the list of runs is asked for. */
+/** Milliseconds between requests for the list of runs. */
 const LIST_MS = 5000;
-/** With more runs than this the charts of one metric take several lines. */
+/** With more runs than this, the charts of one metric take several lines. */
 const MOST_BESIDE = 4;
 
-/** Sections that are closed until they are opened. */
+/** Sections that are initially collapsed. */
 const CLOSED = new Set(["other", "drops", "throughput"]);
 
 /**
@@ -64,9 +64,9 @@ class CurvesPage {
     this.query = { ...query };
     /** @type {import("../core/contract.js").MetricGroup[]} */
     this.groups = [];
-    /** Runs whose metrics are asked for again and again. @type {Set<string>} */
+    /** Runs whose metrics are requested repeatedly. @type {Set<string>} */
     this.following = new Set();
-    /** The color of each run that is drawn; it keeps it as long as it is drawn. @type {Map<string, number>} */
+    /** The color of each drawn run, which stays the same as long as the run is drawn. @type {Map<string, number>} */
     this.colors = new Map();
     this.color();
     const zoom = (query.zoom ?? "").split("..").map(Number);
@@ -99,7 +99,7 @@ class CurvesPage {
       h("div", { class: "content" }, this.controls(), this.charts)));
   }
 
-  /** Gives each chosen run a color that no other has, as far as there are colors. */
+  /** Gives each selected run a different color, as long as there are enough colors. */
   color() {
     for (const run of this.colors.keys()) if (!this.chosen.includes(run)) this.colors.delete(run);
     for (const run of this.chosen) {
@@ -116,7 +116,7 @@ class CurvesPage {
     if (focused?.startsWith("run-")) document.getElementById(focused)?.focus();
   }
 
-  /** Looks again and again for runs that began and steps that were done. */
+  /** Checks repeatedly for new runs and finished steps. */
   async watch() {
     for (;;) {
       await pause(LIST_MS, this.signal);
@@ -193,7 +193,7 @@ class CurvesPage {
     }, this.signal);
   }
 
-  /** Draws the charts; where only points were added, those that are there are drawn again in their place. */
+  /** Draws the charts; if only points were added, the existing charts are redrawn in place. */
   draw() {
     const sections = plan(this.groups, this.board.runs.map((run) => run.rows));
     const shape = JSON.stringify([this.query.layout, this.board.runs.map((run) => run.run), sections.map((one) => [one.title, one.charts, one.still])]);
@@ -215,7 +215,7 @@ class CurvesPage {
 
   nothing() {
     if (!this.chosen.length) return empty("No run is chosen.", "Tick runs on the left to overlay their curves.");
-    return empty("These runs have no metrics yet.", "A run writes its first line when its first step is done; this page updates by itself.");
+    return empty("These runs have no metrics yet.", "A run writes its first line when its first step is done; this page then updates automatically.");
   }
 
   /**
@@ -257,7 +257,7 @@ class CurvesPage {
 }
 
 /**
- * The metrics of a section that never change, with their values.
+ * Returns the metrics of a section that never change, with their values.
  * @param {import("../charts/plan.js").Section} section
  */
 function still({ still: metrics }) {

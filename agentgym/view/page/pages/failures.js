@@ -1,5 +1,5 @@
 // @ts-check
-/** The rollouts that failed, by what they failed of. */
+/** The failed rollouts, grouped by their errors. */
 
 import { link } from "../core/address.js";
 import { get } from "../core/api.js";

@@ -1,5 +1,5 @@
 // @ts-check
-/** All attempts at one task in one step, measured from their baseline. */
+/** All attempts at one task in one step, compared with their baseline. */
 
 import { go, link } from "../core/address.js";
 import { get } from "../core/api.js";
@@ -13,7 +13,7 @@ import { linear, ticks } from "../charts/scale.js";
 
 const ROW = 26;
 const WIDTH = 520;
-/** Nearer to an end of the axis than this, a number is written toward the middle. */
+/** A number closer to an end of the axis than this is written toward the middle. */
 const EDGE = 24;
 
 /** @param {import("../app.js").Page} page */
@@ -26,7 +26,7 @@ export async function show(page) {
   new GroupPage(page, found).draw();
 }
 
-/** The state of the page: which attempts are chosen to be compared. */
+/** The state of the page, including the attempts that are selected for comparison. */
 class GroupPage {
   /**
    * @param {import("../app.js").Page} page

@@ -1,5 +1,5 @@
 // @ts-check
-/** One rollout: its segments at the left, and at the right what was said, token by token, and how long it took. */
+/** One rollout: its segments on the left, and its messages, tokens and times on the right. */
 
 import { go, keep, link } from "../core/address.js";
 import { get } from "../core/api.js";
@@ -35,7 +35,7 @@ export async function show(page) {
   return shown.at !== null;
 }
 
-/** The state of the page: which segment is shown, and which view of it. */
+/** The state of the page: the displayed segment, and the view of it. */
 class RolloutPage {
   /**
    * @param {import("../app.js").Page} page
@@ -53,7 +53,7 @@ class RolloutPage {
     this.tree = h("div");
     this.views = h("div", { class: "views" });
     this.content = h("div", { class: "view" });
-    /** Ends what the view before was doing. */
+    /** Stops the previous view's work. */
     this.ending = new AbortController();
     page.signal.addEventListener("abort", () => this.ending.abort());
   }
@@ -162,7 +162,7 @@ class RolloutPage {
   }
 
   /**
-   * Opens the rollout before or after this one: in the table it was opened from, else in the order of writing.
+   * Opens the previous or next rollout: in the table from which this one was opened, otherwise in the order of writing.
    * @param {number} by
    */
   async beside(by) {

@@ -1,5 +1,5 @@
 // @ts-check
-/** The table of all rollouts of a run: filters, search, sort, and rows as far as one can see. */
+/** The table of all rollouts of a run, with filters, search and sorting. Only visible rows are drawn. */
 
 import { go, keep, link } from "../core/address.js";
 import { get } from "../core/api.js";
@@ -15,9 +15,9 @@ import { VirtualRows } from "../parts/virtual_rows.js";
 /** @typedef {import("../core/contract.js").RolloutLine} RolloutLine */
 
 const HEIGHT = 29;
-/** How long to wait for more of the index. */
+/** Milliseconds to wait until more rollouts are indexed. */
 const INDEX_MS = 700;
-/** Where each table was when it was left, by its address. @type {Map<string, {top: number, current: number}>} */
+/** Position in each table when it was left, by its address. @type {Map<string, {top: number, current: number}>} */
 const left = new Map();
 
 /** @param {import("../app.js").Page} page */
@@ -67,7 +67,7 @@ class RolloutsPage {
     return found;
   }
 
-  /** Asks again when more of the run can be searched; once at a time. */
+  /** Requests the table again when more of the run can be searched; one request at a time. */
   lookAgain() {
     clearTimeout(this.again);
     this.again = window.setTimeout(() => !this.page.signal.aborted && this.query.q && this.rows.restart(), INDEX_MS);
@@ -138,7 +138,7 @@ class RolloutsPage {
       const found = await get(["runs", this.run.run, "reward-histogram"], { ...others, bins: 24 }, this.page.signal);
       histogram(this.rewards, found, (from, to) => this.change({ reward_from: String(Number(from.toPrecision(6))), reward_to: String(Number(to.toPrecision(6))) }, true));
     } catch {
-      fill(this.rewards); // the table says what is wrong
+      fill(this.rewards); // the table shows the error
     }
   }
 
@@ -157,8 +157,8 @@ class RolloutsPage {
   }
 
   /**
-   * New rollouts: at the end they are appended; where they come first, those in sight stay in sight; in any other
-   * order the reader asks for them.
+   * Handles new rollouts. At the end, they are appended; if they come first, the visible rows stay visible; in any other
+   * order, the reader can load them with a button.
    * @param {import("../core/contract.js").State} state
    * @param {import("../core/contract.js").State|null} before
    */

@@ -1,5 +1,5 @@
 // @ts-check
-/** The settings of a run, beside those of another one where they differ. */
+/** The settings of a run, compared with those of another run. */
 
 import { keep } from "../core/address.js";
 import { get } from "../core/api.js";
@@ -20,7 +20,7 @@ export async function show(page) {
   });
 }
 
-/** The state of the page: what is looked for, and the other run. */
+/** The state of the page: the search text, and the other run. */
 class SettingsPage {
   /** @param {import("../app.js").Page} page */
   constructor(page) {

@@ -1,5 +1,5 @@
 // @ts-check
-/** One task over the time of the training: each attempt's reward, and the mean of each visit. */
+/** One task over the course of training: each attempt's reward, and the mean of each visit. */
 
 import { go, link } from "../core/address.js";
 import { get } from "../core/api.js";
@@ -80,7 +80,7 @@ function plot(visits, width) {
 }
 
 /**
- * How far beside its step an attempt is drawn, so that equal rewards do not cover each other.
+ * Returns the horizontal offset of an attempt from its step, so that equal rewards don't cover each other.
  * @param {number} place
  * @param {number} all
  */

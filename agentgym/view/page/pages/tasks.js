@@ -1,5 +1,5 @@
 // @ts-check
-/** All tasks of a run, and whether each is being learned. */
+/** All tasks of a run, with the change of their rewards. */
 
 import { go, keep, link } from "../core/address.js";
 import { get } from "../core/api.js";
@@ -24,7 +24,7 @@ export async function show(page) {
   page.onChange((state, before) => before && state.rollouts !== before.rollouts && tasks.load());
 }
 
-/** The state of the page: the order, and where it is in the list. */
+/** The state of the page: the order, and the position in the list. */
 class TasksPage {
   /** @param {import("../app.js").Page} page */
   constructor(page) {

@@ -1,5 +1,5 @@
 // @ts-check
-/** The filters of the table of rollouts: one field for each, all of them in the address. */
+/** The filters of the rollout table: one field for each. All filters are stored in the address. */
 
 import { fill, h } from "../core/dom.js";
 import { many } from "../core/format.js";
@@ -14,7 +14,7 @@ export const FILTERS = ["q", "phase", "env", "task", "stop", "step_from", "step_
 const WAIT_MS = 200;
 
 /**
- * The bar of filters; `changed` hears of each change of one.
+ * Returns the filter bar, which calls `changed` when a filter changes.
  * @param {Run} run
  * @param {Query} query
  * @param {(name: string, value: string) => void} changed
@@ -94,11 +94,11 @@ function flag(name, words, query, changed) {
 }
 
 /**
- * Waits until nothing was written for a moment.
+ * Returns a function that waits until the typing pauses.
  * @param {(name: string, value: string) => void} changed
  */
 function delayed(changed) {
-  /** One for each filter: what is written in one field does not undo another. @type {Map<string, number>} */
+  /** A timer per filter, so that typing in one field doesn't cancel a change in another one. @type {Map<string, number>} */
   const timers = new Map();
   return (/** @type {string} */ name, /** @type {string} */ value) => {
     clearTimeout(timers.get(name));
@@ -107,7 +107,7 @@ function delayed(changed) {
 }
 
 /**
- * Shows which rewards there are; a click on a bar chooses its range.
+ * Shows a histogram of the rewards; a click on a bar filters by its range.
  * @param {HTMLElement} place
  * @param {{edges: number[], counts: number[]}} found
  * @param {(from: number, to: number) => void} choose

@@ -6,7 +6,7 @@ import { h } from "../core/dom.js";
 import { findings } from "../core/findings.js";
 
 /**
- * The findings, or the sentence that there are none.
+ * Returns the findings, or a sentence that there are none.
  * @param {string} run
  * @param {import("../core/contract.js").MetricsRow[]} rows
  */

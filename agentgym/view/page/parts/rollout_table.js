@@ -1,5 +1,5 @@
 // @ts-check
-/** The columns of the table of rollouts, and how a row is drawn. */
+/** The columns and rows of the rollout table. */
 
 import { link } from "../core/address.js";
 import { h } from "../core/dom.js";
@@ -26,7 +26,7 @@ const COLUMNS = [
 ];
 
 /**
- * The head of the table; a click on a column sorts by it, a second one turns the order.
+ * Returns the head of the table. A click on a column sorts by it, and a second click reverses the order.
  * @param {{sort: string, order: string}} by
  * @param {(sort: string) => void} sortBy
  */
@@ -49,11 +49,11 @@ function headCell(column, by, sortBy) {
 }
 
 /**
- * A row of the table.
+ * Returns a row of the table.
  * @param {string} run
- * @param {RolloutLine|null} row null while it is on its way
+ * @param {RolloutLine|null} row null while it is being loaded
  * @param {number} index
- * @param {string} search what was searched for
+ * @param {string} search the search text
  * @param {number} rowHeight
  * @param {() => void} opened
  */

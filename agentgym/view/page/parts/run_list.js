@@ -1,5 +1,5 @@
 // @ts-check
-/** The list of runs, each with a box that draws or hides its curves. */
+/** The list of runs, each with a checkbox that shows or hides its curves. */
 
 import { link } from "../core/address.js";
 import { h } from "../core/dom.js";
@@ -9,9 +9,9 @@ import { shortNames } from "../core/run_names.js";
 /** @typedef {import("../core/contract.js").RunLine} RunLine */
 
 /**
- * The list; `changed` hears of every choice, in the list's order.
+ * Returns the list, which calls `changed` with the selected runs, in the list's order.
  * @param {RunLine[]} runs
- * @param {Map<string, number>} colors of those that are chosen
+ * @param {Map<string, number>} colors of the selected runs
  * @param {(chosen: string[]) => void} changed
  */
 export function runList(runs, colors, changed) {
@@ -36,8 +36,8 @@ export function runList(runs, colors, changed) {
 
 /**
  * @param {RunLine} run
- * @param {string} name as it is shown
- * @param {number|undefined} color undefined where it is not drawn
+ * @param {string} name the displayed name
+ * @param {number|undefined} color undefined if the run is not drawn
  * @param {(run: RunLine, on: boolean) => void} tick
  * @param {(run: RunLine) => void} only
  */
@@ -61,7 +61,7 @@ function failedOf(run) {
 
 /**
  * @param {RunLine} run
- * @param {string} name as it is shown
+ * @param {string} name the displayed name
  */
 function evaluation(run, name) {
   return h("li", { class: "of-eval" },

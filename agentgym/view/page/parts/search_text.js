@@ -1,10 +1,10 @@
 // @ts-check
-/** Text with the words that were searched for marked in it. */
+/** Text with the words of a search highlighted. */
 
 import { h } from "../core/dom.js";
 
 /**
- * The words of a search, longest first, without the quotes of phrases.
+ * Returns the words of a search, longest first, without the quotes of phrases.
  * @param {string} search
  * @returns {string[]}
  */
@@ -14,7 +14,7 @@ export function words(search) {
 }
 
 /**
- * Cuts a text into pieces, those that were searched for as `mark` elements.
+ * Splits a text into pieces, with the words of the search as `mark` elements.
  * @param {string} text
  * @param {string} search
  * @returns {(string|HTMLElement)[]}

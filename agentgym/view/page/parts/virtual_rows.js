@@ -1,24 +1,24 @@
 // @ts-check
-/** A long list of rows of one height, of which only those in sight are drawn and asked for. */
+/** A long list of rows of equal height. Only the visible rows are drawn and requested. */
 
 import { h, styled } from "../core/dom.js";
 
-/** Rows asked for at once. */
+/** Number of rows per request. */
 const PAGE = 200;
-/** Rows drawn above and below those in sight. */
+/** Number of rows drawn above and below the visible ones. */
 const MORE = 12;
 
 /**
  * @template Row
  * @typedef {object} Source
  * @property {(offset: number, limit: number) => Promise<{total: number, rows: Row[]}>} ask
- * @property {(row: Row|null, index: number) => HTMLElement} draw null while the row is on its way
+ * @property {(row: Row|null, index: number) => HTMLElement} draw row is null while it is being loaded
  * @property {(total: number) => void} counted
  * @property {(error: unknown) => void} failed
  */
 
 /**
- * The list; the caller owns the element that scrolls.
+ * The list. The caller owns the element that scrolls.
  * @template Row
  */
 export class VirtualRows {
@@ -38,7 +38,7 @@ export class VirtualRows {
     this.pages = new Map();
     /** @type {Map<number, Promise<void>>} */
     this.asked = new Map();
-    /** Raised when all that was asked for is of no use any more. */
+    /** Increased to discard all pending requests. */
     this.age = 0;
     this.current = 0;
     this.isOld = false;
@@ -48,7 +48,7 @@ export class VirtualRows {
   }
 
   /**
-   * Forgets all rows and asks anew; `shift` rows more stand above those in sight, which stay where they are.
+   * Discards all rows and requests them again. `shift` more rows are now above the visible ones, which stay in place.
    * @param {number} [shift]
    */
   async restart(shift = 0) {
@@ -56,7 +56,7 @@ export class VirtualRows {
     this.asked.clear();
     const top = this.viewport.scrollTop;
     const first = Math.floor(Math.floor(top / this.height + shift) / PAGE);
-    this.isOld = true; // what is drawn stays until the first answer
+    this.isOld = true; // drawn rows stay until the first response
     await this.page(Math.max(0, first));
     if (age !== this.age) return;
     if (shift && top > 0) this.viewport.scrollTop = top + shift * this.height;
@@ -124,7 +124,7 @@ export class VirtualRows {
   }
 
   /**
-   * Makes a row the current one, and brings it into sight.
+   * Makes a row the current one, and scrolls it into view.
    * @param {number} index
    */
   go(index) {
@@ -137,7 +137,7 @@ export class VirtualRows {
     this.draw();
   }
 
-  /** How many rows are in sight. */
+  /** Number of visible rows. */
   get inSight() {
     return Math.max(1, Math.floor(this.viewport.clientHeight / this.height) - 1);
   }

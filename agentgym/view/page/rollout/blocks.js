@@ -1,17 +1,17 @@
 // @ts-check
-/** The parts of a message as elements: text, tool calls and results, code in colors, diffs, images. */
+/** The parts of a message as elements: text, tool calls and results, highlighted code, diffs and images. */
 
 import { h } from "../core/dom.js";
 import { count } from "../core/format.js";
 
 /** @typedef {import("../core/contract.js").Block} Block */
 
-/** A longer text is cut until it is asked for. */
+/** Longer text is cut until the reader expands it. */
 const LINES = 40;
 const CHARACTERS = 6000;
 
 /**
- * A message's blocks; the arguments of a call are folded where the code among them is shown below.
+ * Returns a message's blocks. The arguments of a call are folded if their code is shown below.
  * @param {Block[]} blocks
  * @returns {HTMLElement[]}
  */
@@ -74,7 +74,7 @@ function image(block) {
 }
 
 /**
- * A text, of which a long one shows its beginning and a button for the rest.
+ * Returns text as an element; long text shows only its beginning, and a button for the rest.
  * @param {string} text
  * @param {"p"|"pre"} tag
  * @returns {HTMLElement}

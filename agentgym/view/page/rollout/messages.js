@@ -1,5 +1,5 @@
 // @ts-check
-/** The conversation of one segment: what it opened with, then turn by turn what the model said and what answered it. */
+/** The conversation of one segment: its opening messages, and then the model's message and the responses of each turn. */
 
 import { h } from "../core/dom.js";
 import { count, difference, duration, metric, many } from "../core/format.js";
@@ -12,7 +12,7 @@ import { blockElements } from "./blocks.js";
 /** @typedef {{href: (segment: number, view: string, at?: number) => string, open: (segment: number, view: string, at?: number) => void}} Ways */
 
 /**
- * The conversation of a segment; messages that its parent has as well are folded.
+ * Returns the conversation of a segment; messages that its parent also has are folded.
  * @param {Segment[]} segments
  * @param {number} index
  * @param {Ways} ways
@@ -33,7 +33,7 @@ export function conversation(segments, index, ways) {
 }
 
 /**
- * All messages of a segment in order.
+ * Returns all messages of a segment in order.
  * @param {Segment} segment
  * @returns {Message[]}
  */
@@ -42,7 +42,7 @@ export function allMessages(segment) {
 }
 
 /**
- * How many of the messages that a segment opens with its parent has as well.
+ * Returns how many of a segment's opening messages its parent also has.
  * @param {Segment} segment
  * @param {Segment} parent
  */
@@ -54,7 +54,7 @@ function repeats(segment, parent) {
 }
 
 /**
- * The children by the turn that they began after: turns are numbered over the whole rollout. By null where they have none.
+ * Returns the children by the turn after which they started, or by null if there is none. Turns are numbered over the whole rollout.
  * @param {Segment} segment
  * @param {Segment[]} children
  * @returns {Map<Turn|null, Segment[]>}
@@ -130,7 +130,7 @@ function folded(segment, repeated, ways) {
 
 /**
  * @param {Message} message
- * @param {string} more a class
+ * @param {string} more a CSS class
  */
 export function messageItem(message, more) {
   return h("li", { class: `message role-${known(message.role)} ${more}`.trim() }, h("p", { class: "role" }, message.role), h("div", { class: "blocks" }, blockElements(message.blocks)));

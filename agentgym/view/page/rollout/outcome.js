@@ -1,5 +1,5 @@
 // @ts-check
-/** What became of a rollout: its reward and its parts, its failure, and everything that was measured. */
+/** The outcome of a rollout: its reward and the reward's parts, its failure, and its metrics. */
 
 import { link } from "../core/address.js";
 import { h } from "../core/dom.js";
@@ -9,7 +9,7 @@ import { icon } from "../frame/icons.js";
 /** @typedef {import("../core/contract.js").Rollout} Rollout */
 
 /**
- * The panels beside the conversation.
+ * Returns the panels next to the conversation.
  * @param {string} run
  * @param {Rollout} rollout
  * @returns {(HTMLElement|null)[]}
@@ -72,7 +72,7 @@ function task(rollout) {
 }
 
 /**
- * The failure of a rollout, with the traceback of the user's own code.
+ * Returns the failure of a rollout, with the traceback of the user's code.
  * @param {Rollout} rollout
  */
 export function failure(rollout) {
@@ -84,7 +84,7 @@ export function failure(rollout) {
 }
 
 /**
- * The signs that a rollout should be read.
+ * Returns the suspicious signs of a rollout.
  * @param {Rollout} rollout
  */
 export function signs(rollout) {

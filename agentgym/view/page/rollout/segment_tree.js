@@ -1,5 +1,5 @@
 // @ts-check
-/** The segments of a rollout as a tree: which stretch of context each goes on from. */
+/** The segments of a rollout as a tree: each one below the segment that it continues. */
 
 import { h } from "../core/dom.js";
 import { count, many } from "../core/format.js";
@@ -8,7 +8,7 @@ import { icon } from "../frame/icons.js";
 /** @typedef {import("../core/contract.js").Segment} Segment */
 
 /**
- * The tree; the chosen segment is marked.
+ * Returns the tree, in which the selected segment is marked.
  * @param {Segment[]} segments
  * @param {number} chosen
  * @param {(segment: number) => string} href
@@ -24,7 +24,7 @@ export function segmentTree(segments, chosen, href, open) {
 }
 
 /**
- * Whether a segment only goes on from its parent: a long chain of compactions stays a list and is no staircase.
+ * Returns whether a segment only continues its parent, so that a long chain of compactions is a flat list.
  * @param {Segment} segment
  * @param {Segment[]} segments
  */

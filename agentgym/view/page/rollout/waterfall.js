@@ -1,5 +1,5 @@
 // @ts-check
-/** Where the time of a rollout went: one bar for each time that something was generated, answered, waited for or scored. */
+/** The times of a rollout: one bar for each wait, generation, response and scoring. */
 
 import { h, s } from "../core/dom.js";
 import { duration, percent } from "../core/format.js";
@@ -10,7 +10,7 @@ import { linear, ticks } from "../charts/scale.js";
 const ROW = 18;
 const LABEL = 130;
 const MOST = 400;
-/** Each kind of time, in words and with its color, in the order in which they come. @type {Record<string, {words: string, part: number}>} */
+/** The description and color of each kind of time, in chronological order. @type {Record<string, {words: string, part: number}>} */
 const KINDS = {
   open: { words: "before the first turn: sandbox, reset", part: 3 },
   wait: { words: "waiting for the engine", part: 4 },
@@ -23,9 +23,9 @@ const KINDS = {
 const kindOf = (what) => KINDS[what] ?? { words: what, part: 4 };
 
 /**
- * The waterfall, with the sum of each kind above it.
+ * Returns the waterfall, with the sum of each kind above it.
  * @param {Span[]} spans
- * @param {boolean} isExact whether the beginnings were measured, and not only how long each took
+ * @param {boolean} isExact whether start times were measured, and not only durations
  * @param {number} width
  */
 export function waterfall(spans, isExact, width) {

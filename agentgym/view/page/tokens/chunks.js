@@ -1,15 +1,15 @@
 // @ts-check
-/** A segment cut into chunks of tokens: a new one at each turn's start and end, and after so many tokens. */
+/** Splits a segment into chunks of tokens: at the start and end of each turn, and after a maximum number of tokens. */
 
 /** @typedef {import("../core/contract.js").Segment} Segment */
 /** @typedef {import("../core/contract.js").Turn} Turn */
 /** @typedef {{from: number, to: number, turn: Turn|null, isFirst: boolean}} Chunk */
 
-/** Tokens of the longest chunk. */
+/** Maximum number of tokens in a chunk. */
 const LONGEST = 400;
 
 /**
- * The chunks of a segment, in order and without gaps.
+ * Returns the chunks of a segment, in order and without gaps.
  * @param {Segment} segment
  * @returns {Chunk[]}
  */

@@ -1,5 +1,5 @@
 // @ts-check
-/** What a token's color can mean: the mask, its log-probability, ratio, advantage, or the policy version. */
+/** The measures that a token's color can show: its mask, log-probability, ratio, advantage or policy version. */
 
 import { difference, metric } from "../core/format.js";
 
@@ -25,7 +25,7 @@ const RATIOS = [0.5, 0.8, 0.95, 1.05, 1.25, 2];
 
 /**
  * @param {number} value
- * @param {number[]} edges rising
+ * @param {number[]} edges in ascending order
  */
 const above = (value, edges) => edges.filter((edge) => value >= edge).length;
 
@@ -48,14 +48,14 @@ export const MEASURES = [
   {
     name: "ratio",
     words: "Ratio",
-    help: "probability under the trainer over that under the engine; 1 where both agree",
+    help: "probability under the trainer over that under the engine; 1 if both agree",
     color: (token) => (token.ratio === null ? "" : `d-${above(token.ratio, RATIOS)}`),
     legend: () => [["d-0", "below 0.5"], ["d-1", "to 0.8"], ["d-2", "to 0.95"], ["d-3", "about 1"], ["d-4", "to 1.25"], ["d-5", "to 2"], ["d-6", "above 2"]],
   },
   {
     name: "advantage",
     words: "Advantage",
-    help: "how much better than the baseline: the weight of the token in the loss",
+    help: "how much better than the baseline it was: the weight of the token in the loss",
     color: (token, range) => (token.advantage === null ? "" : `d-${level(token.advantage, range.most)}`),
     legend: ({ most }) => (most ? [["d-0", difference(-most)], ["d-2", "below 0"], ["d-3", "0"], ["d-4", "above 0"], ["d-6", difference(most)]] : [["d-3", "0: no signal"]]),
   },
@@ -69,7 +69,7 @@ export const MEASURES = [
 ];
 
 /**
- * One of seven levels around 0, of which 3 is 0 itself.
+ * Returns one of seven levels around 0; level 3 is 0 itself.
  * @param {number} value
  * @param {number} most
  */
@@ -80,7 +80,7 @@ function level(value, most) {
 }
 
 /**
- * The classes of a token: its mask always, and the color of the measure.
+ * Returns the CSS classes of a token: always its mask, and the color of the measure.
  * @param {Token} token
  * @param {Measure} measure
  * @param {Range} range

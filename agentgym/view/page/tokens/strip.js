@@ -1,5 +1,5 @@
 // @ts-check
-/** A narrow map of a whole segment: where the policy wrote, and what its turns were worth; a click leads there. */
+/** A narrow map of a whole segment, which shows the policy's turns and their values. A click jumps to a position. */
 
 import { h, s, styled } from "../core/dom.js";
 import { classes } from "./colors.js";
@@ -9,7 +9,7 @@ import { classes } from "./colors.js";
 /** @typedef {import("./colors.js").Range} Range */
 
 /**
- * The map of a segment; a turn has the color of its own advantage, version or mask.
+ * Returns the map of a segment; each turn has the color of its advantage, version or mask.
  * @param {Segment} segment
  * @param {Measure} measure
  * @param {Range} range

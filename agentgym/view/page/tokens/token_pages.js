@@ -1,5 +1,5 @@
 // @ts-check
-/** The tokens of a segment, asked for in pages. */
+/** The tokens of a segment, requested in pages. */
 
 import { get } from "../core/api.js";
 
@@ -8,7 +8,7 @@ import { get } from "../core/api.js";
 
 const PAGE = 4000;
 
-/** Pages of one segment; each is asked for once. */
+/** The pages of one segment; each is requested once. */
 export class TokenPages {
   /**
    * @param {string} run
@@ -33,7 +33,7 @@ export class TokenPages {
   }
 
   /**
-   * The tokens from `from` up to, without, `to`.
+   * Returns the tokens from `from` up to, but not including, `to`.
    * @param {number} from
    * @param {number} to
    * @returns {Promise<Token[]>}

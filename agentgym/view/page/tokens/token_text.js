@@ -1,11 +1,11 @@
 // @ts-check
-/** The text of one token, in which line feeds, tabs and nothing at all can be seen. */
+/** The text of one token, in which line feeds, tabs and empty text are visible. */
 
 import { h } from "../core/dom.js";
 import { visible } from "../core/visible_text.js";
 
 /**
- * The nodes of a token's text; a line feed is a mark and then a new line.
+ * Returns the nodes of a token's text; a line feed is a mark followed by a new line.
  * @param {string} text
  * @returns {Node[]}
  */

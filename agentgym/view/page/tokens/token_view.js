@@ -1,5 +1,5 @@
 // @ts-check
-/** The tokens of one segment, each with its mask and a color; only those near the sight are drawn. */
+/** The tokens of one segment, each with its mask and a color. Only tokens near the visible area are drawn. */
 
 import { fill, h, styled } from "../core/dom.js";
 import { count, difference, metric, percent } from "../core/format.js";
@@ -64,7 +64,7 @@ export class TokenView {
     this.dress();
   }
 
-  /** The next measure, or the one before. */
+  /** Selects the next measure. */
   chooseNext() {
     this.choose(MEASURES[(MEASURES.indexOf(this.measure) + 1) % MEASURES.length].name);
   }
@@ -158,7 +158,7 @@ export class TokenView {
     window.addEventListener("scroll", scrolled, { passive: true, signal });
   }
 
-  /** Marks on the map which tokens are in sight. */
+  /** Marks the visible tokens on the map. */
   showPlace() {
     const parts = [...this.parts].filter(([element]) => {
       const box = element.getBoundingClientRect();
@@ -187,7 +187,7 @@ export class TokenView {
   }
 
   /**
-   * Makes a token the chosen one and shows all about it.
+   * Selects a token and shows its details.
    * @param {number} index
    */
   choosePlace(index) {
@@ -200,7 +200,7 @@ export class TokenView {
   }
 
   /**
-   * Scrolls to a token, drawing it first where it is far.
+   * Scrolls to a token, and draws it first if it is far away.
    * @param {number} index
    */
   async go(index) {
