@@ -246,12 +246,12 @@ def test_a_run_whose_reward_fell_does_not_claim_to_have_learned() -> None:
     fell = account(ROWS[::-1], {})[0]
     assert fell == "reward fell: training reward 0.60 in the first 5 steps, 0.40 in the last 5"
     fell = account(ROWS[::-1], {0: 0.75, 6: 0.25})[0]
-    assert fell == "reward fell: held-out reward 0.75 at first, 0.25 at last"
+    assert fell == "reward fell: held-out reward 0.75 at the start, 0.25 at the end"
 
 
 def test_the_verdict_stands_before_the_reward_that_decides_it() -> None:
     first, second, *_ = account(ROWS[::-1], {0: 0.25, 6: 0.75})
-    assert first == "learned: held-out reward 0.25 at first, 0.75 at last"
+    assert first == "learned: held-out reward 0.25 at the start, 0.75 at the end"
     assert second == "         training reward 0.60 in the first 5 steps, 0.40 in the last 5"
 
 
