@@ -63,4 +63,4 @@ def test_a_worker_that_holds_an_extra_descriptor_ends_before_any_code_runs() -> 
     )
     assert done.returncode == 70
     assert done.stdout == ""
-    assert "are open, which no worker may hold" in done.stderr
+    assert "are open, which no worker may have" in done.stderr
