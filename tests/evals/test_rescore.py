@@ -216,7 +216,7 @@ class Answers(Words):
         (Counting, r"^Counting: reward 'few' reads self\.looks, which is only set while the env runs; define `def"),
         (InSetup, r"^InSetup: reward 'few' reads self\.letters, "),
         (InInit, r"^InInit: reward 'few' reads self\.seen, "),
-        (InBox, r"^InBox: reward 'few' reads self\.sandbox, but a rollout's sandbox doesn't"),
+        (InBox, r"^InBox: reward 'few' reads self\.sandbox, but a rollout's sandbox is gone"),
         (Answers, r"^Answers: reward 'right' reads self\.answer, "),
     ],
 )

@@ -134,7 +134,7 @@ def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
         ([QUIET | {"groups/solved_by_all": 1.0}] * NO_SIGNAL, "all tasks are solved"),
         (
             [IDLE] * NO_SIGNAL,
-            "No optimizer step was taken in the last 5 batches, although rewards differ: in the last one, 1 were",
+            "No optimizer step was taken in the last 5 batches, although rewards differ: in the last one, 1 step(s)",
         ),
         (
             [FINE | {"tools/look/calls": LEAST_CALLS, "tools/look/errors": LEAST_CALLS - 1.0}],

@@ -54,7 +54,7 @@ class Watch(Callback):
         if self._idle >= NO_SIGNAL:
             said["idle"] = (
                 f"No optimizer step was taken in the last {NO_SIGNAL} batches, although rewards differ: in the last "
-                f"one, {metrics.get('train/skipped_steps', 0.0):g} steps were skipped because of a non-finite gradient "
+                f"one, {metrics.get('train/skipped_steps', 0.0):g} step(s) were skipped for a non-finite gradient "
                 f"and {metrics.get('train/untrained_steps', 0.0):g} had no tokens to train on."
             )
         return said
