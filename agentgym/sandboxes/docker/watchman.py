@@ -39,7 +39,7 @@ class Connection(http.client.HTTPConnection):
 
 
 def ask(path: str, method: str, target: str) -> Any:
-    """Send a request and return the JSON of a GET's response; other methods return None.
+    """Send a request and return a GET response's JSON; other methods return None.
 
     A 404 or 409 is not an error: the object is already gone.
 
