@@ -170,7 +170,7 @@ class AgentRun:
                 task.cancel()
 
     def result(self) -> ExecResult:
-        """Return how the agent ended; the status is "timeout" if it still runs and is being terminated from outside."""
+        """Return how the agent ended; status "timeout" means that it is still running and is being terminated."""
         code = self._process.exit_code
         status = "timeout" if code is None else "killed" if code < 0 else "ok" if code == 0 else "error"
         return ExecResult(

@@ -60,8 +60,7 @@ def doctor(model: str | None = None) -> int:
 
     Args:
         model: Check the tokenizer of this folder or hub name, or of "tiny", instead: whether its chat template only
-            ever appends, keeps the separators between turns, and reads tool calls back. The exit code is 0 if the
-            last
+            ever appends, keeps the separators between turns, and reads tool calls back. The exit code is 0 if the last
             two are true.
     """
     if model is not None:

@@ -463,7 +463,7 @@ def _with_flags(message: str, typed: Mapping[str, Any]) -> str:
 
 
 def _flags_of(field: str, typed: Mapping[str, Any]) -> list[str]:
-    """Return the flag of a field, or, for a part that has fields, the flags of those that were typed."""
+    """Return the flag of a field, or the flags that were typed for its subfields if it has any."""
     here: Any = typed
     for part in field.split("."):
         here = here.get(part) if isinstance(here, Mapping) else None

@@ -194,8 +194,7 @@ def _flag(name: str, value: str) -> list[str]:
 class Stop:
     """Turns the first SIGINT or SIGTERM into a cancellation of the run. Open it from before the run's start to its end.
 
-    Before the run has started, or has connected to the other processes that torchrun starts, there is nothing to
-    clean
+    Before the run has started, or has connected to the other processes that torchrun starts, there is nothing to clean
     up, so the process exits immediately: another process may have been refused or killed and never connect. A second
     Ctrl-C always ends the process; a SIGTERM after the first signal, which torchrun sends, is ignored.
     """

@@ -33,8 +33,7 @@ class WorkerEngines:
     """Combines the engines of all workers into one `Engine`.
 
     It sends each policy to every worker, and compares the workers' scores. `servers` is the driver's client of the
-    servers
-    that the workers use; None if each worker has its own engine.
+    servers that the workers use; None if each worker has its own engine.
     """
 
     def __init__(self, workers: Workers, tokenizer: ChatTokenizer | None, servers: Any | None) -> None:
@@ -220,7 +219,7 @@ class ClusterScheduler(BatchScheduler):
         return list(self.states)
 
     async def renew(self, rank: int, worker: Any) -> None:
-        """Restore a lost worker's state after the last batch in its replacement, and count its unfinished rollouts."""
+        """Give a lost worker's replacement the state after the last batch, and count the rollouts that were lost."""
         states = [dict(state) for state in self.states]
         lost, begun = states[rank]["in_play"], self.begun[rank]
         if self.collecting:

@@ -155,7 +155,7 @@ class RayPlaying:
         """Number of rollouts that each worker is running."""
 
     async def play(self, task: Task, rollout_id: str) -> Rollout:
-        """Return a rollout of the task; a failed one if the task's own code canceled it."""
+        """Return a rollout of the task, or a failed one if the env's own code cancelled it."""
         rollout: Rollout = await self._ask("play", task, rollout_id)
         return rollout
 

@@ -45,7 +45,7 @@ def plain(value: Any, raw: Raw) -> Any:
         raw: Converts bytes and secrets.
 
     Raises:
-        NotPlainError: For a function, an object whose text is its memory address, a table whose text leaves rows out, a
+        NotPlainError: For a function, an object whose text is its memory address, a table whose text form omits rows, a
             key that is not text, and anything that `raw` rejects.
     """
     kind = type(value)
@@ -126,7 +126,7 @@ def _other(value: Any, raw: Raw) -> Any:
 
 def _many_or_one(value: Any, raw: Raw) -> Any:
     if any(hasattr(value, name) for name in _TABLES) and not isinstance(value, type):
-        raise NotPlainError(f"a {type(value).__name__}, whose text leaves rows out; give its rows as a list of dicts")
+        raise NotPlainError(f"a {type(value).__name__}, whose text form omits rows; give its rows as a list of dicts")
     if isinstance(value, Set) and not isinstance(value, KeysView | ItemsView):
         return in_order(_items(value, raw))
     if isinstance(value, Sequence | KeysView | ValuesView | ItemsView):

@@ -121,7 +121,7 @@ class TaskSandboxPools:
         return self._lease(wanted)
 
     async def close(self) -> None:
-        """Close all pools; raise the first error only when all are closed."""
+        """Close all pools; raise the first error only after all are closed."""
         self._lifetime.end("the block of the pool ended")
         pools, self._pools = self._pools, []
         results = await asyncio.gather(*(pool.close() for pool in pools), return_exceptions=True)

@@ -189,10 +189,8 @@ def kept_in(
 
     Raises:
         ValueError: If settings, tasks or fingerprints differ from those with which the folder was started, if the
-            folder
-            contains other tasks or more than `k` rollouts of a task, or if a store couldn't return a task unchanged.
-            The
-            message names the field.
+            folder contains other tasks or more than `k` rollouts of a task, or if a store couldn't return a task
+            unchanged. The message names the field.
     """
     refuse_unkept(tasks)
     make_folder(folder)

@@ -28,7 +28,7 @@ class Playing(Protocol):
     """Runs single rollouts of one env with one model."""
 
     async def play(self, task: Task, rollout_id: str) -> Rollout:
-        """Return a rollout of the task; a failed one if the task's own code canceled it."""
+        """Return a rollout of the task, or a failed one if the env's own code cancelled it."""
         ...
 
     async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
@@ -52,7 +52,7 @@ class OwnPlaying:
     seed: int
 
     async def play(self, task: Task, rollout_id: str) -> Rollout:
-        """Return a rollout of the task; a failed one if the task's own code canceled it."""
+        """Return a rollout of the task, or a failed one if the env's own code cancelled it."""
         playing = rollout(
             self.env,
             task,
@@ -106,7 +106,7 @@ async def open_playing(
 
 
 async def _apart(work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the coroutine's result, or None if it was canceled but the task that awaits it was not."""
+    """Return the coroutine's result, or None if it was cancelled but the task that awaits it was not."""
     try:
         return await asyncio.create_task(work)
     except asyncio.CancelledError:

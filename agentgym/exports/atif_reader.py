@@ -258,7 +258,7 @@ def _given(spoken: Sequence[_Spoken]) -> list[tuple[int, int]]:
 
 
 def _counted(prompt: Sequence[Message], spoken: Sequence[_Spoken]) -> list[tuple[int, int]]:
-    """Return the spans of turns by their steps' token counts, estimated if a step has none."""
+    """Return each turn's span of tokens, from the token counts in its step; missing counts are estimated."""
     spans: list[tuple[int, int]] = []
     stop, before = 0, list(prompt)
     for turn in spoken:

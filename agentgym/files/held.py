@@ -41,8 +41,7 @@ class HeldFolder:
         """Return what has happened to the folder since the last call and adapt to it, or None if nothing has changed.
 
         A folder that was removed or is out of reach is recreated, at its old path or, if something else is there now,
-        next
-        to it.
+        next to it.
 
         Raises:
             OSError: If it can't be created now; the next call tries again.

@@ -37,7 +37,7 @@ async def train_policy(
     The run's folder contains settings.json from the start. During the run, it gets metrics.jsonl, rollouts.sqlite
     (every rollout with its task and the task's answers; `agentgym show FOLDER` prints them) and a checkpoint every
     `save_every` steps and at the end. At the end, it gets the adapter in PEFT's format in `adapter/`, or the full
-    model in `model/`, and summary.json. If the run is canceled or fails, at any moment, the folder contains the
+    model in `model/`, and summary.json. If the run is cancelled or fails, at any moment, the folder contains the
     checkpoint and the adapter or model of the last finished step, and every collected rollout.
 
     Args:

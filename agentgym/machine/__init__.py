@@ -1,1 +1,1 @@
-"""Time limits that pause with the process, work that can't be canceled, and identities of processes."""
+"""Time limits that pause with the process, work that can't be cancelled, and identities of processes."""

@@ -326,8 +326,8 @@ def _running_in_loop(frame: FrameType | None) -> list[FrameType]:
     """Return the frames that the loop's current iteration has called, innermost first.
 
     Returns:
-        The frames, or an empty list if the loop is waiting or has ended. A loop that waits for a late beat is in this
-        file, and nothing blocks it.
+        The frames, or an empty list if no code blocks the loop: it has ended, waits for events, or waits in this file
+        for a late beat of the clock.
     """
     found: list[FrameType] = []
     while frame is not None:

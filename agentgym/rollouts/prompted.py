@@ -177,8 +177,7 @@ class PromptedPolicy:
         if key not in self._waiting:
             found = self._found(request, keys)
             made = await self._large.work(request.size, lambda: self._made(request, found))
-        # There is no await below, so the state can't change. Other requests may have come first, so we check it
-        # again.
+        # There is no await below, so the state can't change. Other requests may have come first, so we check it again.
         self._check_turns()
         if waiting := self._waiting.get(key):
             conversation = waiting.pop()

@@ -90,13 +90,11 @@ class RunConfig:
 
     recipe: Name | None = None
     """Name of the run, which is part of its folder's path and of the last line that it prints. It can't contain "/".
-    None
-    uses the env's name.
+    None uses the env's name.
     """
     env: Name | Weights
     """Env to train on: a registered name or "package.module:Class". For a mixture, name several envs, each followed by
-    its
-    weight in a batch, such as --env chase 2 bisect 1; --env.MEMBER 2 sets one weight, and --env.MEMBER.NAME sets a
+    its weight in a batch, such as --env chase 2 bisect 1; --env.MEMBER 2 sets one weight, and --env.MEMBER.NAME sets a
     parameter.
     """
     env_args: Variables = field(default_factory=dict)
@@ -292,7 +290,7 @@ class RunConfig:
             )
 
     def _check_value(self) -> None:
-        """Raise ValueError, naming the field, if a setting doesn't fit a critic, or needs one."""
+        """Raise ValueError, naming the field, if a setting doesn't work with a critic, or only works with one."""
         if self.credit != "value":
             changed = [name for name in _VALUE if getattr(self.train, name) != getattr(TrainConfig(), name)]
             if changed or self.gae != GAEConfig():
@@ -314,7 +312,7 @@ class RunConfig:
             )
 
     def _check_teacher(self) -> None:
-        """Raise ValueError, naming the field, if a setting doesn't fit a teacher, or needs one."""
+        """Raise ValueError, naming the field, if a setting doesn't work with a teacher, or only works with one."""
         if self.teacher is None:
             if self.teacher_engine != TransformersConfig():
                 raise ValueError("teacher_engine: there is no teacher; set teacher, or leave teacher_engine out")

@@ -43,9 +43,8 @@ class Evaluations:
     """Evaluates a run's policies on the held-out tasks, and records the results. Use it inside `async with`.
 
     If `beside` is given, a collector with separate workers, the evaluations that `begin` starts run while training
-    continues, one at a time. A result is recorded between two steps, under the step after which the evaluation
-    started.
-    If the block ends with an error, a running evaluation is canceled, and the resumed run reports which result is
+    continues, one at a time. A result is recorded between two steps, under the step after which the evaluation started.
+    If the block ends with an error, a running evaluation is cancelled, and the resumed run reports which result is
     missing.
     """
 

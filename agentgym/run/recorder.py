@@ -62,8 +62,7 @@ class Recorder:
         """Follow the run's folder to its current path. Blocks on disk I/O.
 
         If the folder was removed, it is recreated with the settings, metrics and rollouts so far. If that fails, the
-        failure
-        is counted and reported, and the next call tries again.
+        failure is counted and reported, and the next call tries again.
 
         Returns:
             What happened to the folder since the last call, or None if nothing did.

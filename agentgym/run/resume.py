@@ -191,8 +191,7 @@ class CheckpointManager:
     """Saves a run's checkpoints, so that the run can be resumed whenever it stops. Keep it open while the run trains.
 
     The state after each finished step stays in memory until the next step has finished, so stopping in the middle
-    of a step loses only that step. A process can write its state without the other processes. Everything recorded is
-    on
+    of a step loses only that step. A process can write its state without the other processes. Everything recorded is on
     disk before its checkpoint. If a checkpoint can't be written to disk, it is retried after the next step, and the
     previous one stays intact.
     """
@@ -234,11 +233,11 @@ class CheckpointManager:
             self._record.log.follow(folder, lost=False)
 
     def _seen(self) -> tuple[Path, int, bool, Best | None]:
-        """Follow the run's folder.
+        """Follow the run's folder if it was moved, and notice what was removed from it.
 
         Returns:
-            The folder's path, the step of its checkpoint, whether a checkpoint is owed, and the best policy's
-            evaluation.
+            The folder's path, the step of its checkpoint, whether a checkpoint still has to be written, and the best
+            policy's evaluation.
         """
         change = self._record.follow()
         self._look(lost=change is not None and change.lost)
@@ -287,8 +286,7 @@ class CheckpointManager:
         """Call `write` with the run's folder, and return whether the disk accepted the write.
 
         If the folder is moved or removed meanwhile, the write is repeated at the folder's new path. A write by all
-        ranks
-        `together` isn't repeated in that case, and counts as refused.
+        ranks `together` isn't repeated in that case, and counts as refused.
         """
         disk, alone = self._record.log.disk, self._trainer.world == 1 or not together
         for _ in range(_TRIES if alone else 1):

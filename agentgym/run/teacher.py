@@ -31,8 +31,7 @@ async def taught_samples(
 ) -> tuple[SampleBatch, dict[str, float]]:
     """Return a batch's samples, with advantages from the teacher, and the teacher's metrics.
 
-    Every training process must call it with the whole batch. Each one requests its share of the scores and receives
-    all
+    Every training process must call it with the whole batch. Each one requests its share of the scores and receives all
     scores.
     """
     peers, rollouts = collector.peers, [rollout for group in groups for rollout in group.rollouts]

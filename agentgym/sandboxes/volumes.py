@@ -18,7 +18,7 @@ SYSTEMS = ("/proc", "/sys")
 
 
 def check_volumes(volumes: Mapping[str, str], *, here: bool = True) -> None:
-    """Raise ValueError, which names the path, if a volume is not allowed.
+    """Raise a ValueError that names the path if a volume is not allowed.
 
     Both paths must be absolute and without "..". The path in the sandbox must not overlap a reserved path. The host's
     path must not be a socket, and must not expose the machine's root, devices or processes.
@@ -57,7 +57,7 @@ def _shows_the_machine(outside: str, *, here: bool) -> str | None:
 
 
 def check_sockets(volumes: Mapping[str, str]) -> None:
-    """Raise ValueError, which names the socket, if a volume contains one; each folder is walked once.
+    """Raise a ValueError that names the socket if a volume contains one; each folder is walked once.
 
     Some kinds of sandbox would let code talk to a socket's server: gVisor opens the socket, and so does a kernel that
     doesn't let a sandbox mount its own inodes over the folder.

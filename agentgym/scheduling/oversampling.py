@@ -22,8 +22,8 @@ DEADLINE_FACTOR = 1.5
 class OversampleConfig:
     """Settings for starting more rollouts than needed; by default, exactly those requested are started and awaited.
 
-    A group is complete when it has all of its scored rollouts; only complete groups are used, so that no baseline is
-    biased.
+    A group is complete when as many of its rollouts as its size are scored, or when all have ended. Only complete
+    groups are used, so that no baseline is biased.
     """
 
     extra_groups: Count = 0
@@ -56,7 +56,7 @@ class OversampleConfig:
         return bool(self.extra_groups or self.carry or self.replace)
 
     def fits(self, *, group_size: int, max_staleness: int) -> None:
-        """Raise ValueError that names the field, if these settings have no effect in combination with the run's."""
+        """Raise a ValueError that names the field if these settings have no effect in combination with the run's."""
         if self.replace and group_size < 2:
             raise ValueError(f"replace: a group of {group_size} rollout never has a signal; use larger groups")
         if max_staleness < 0:
@@ -81,7 +81,7 @@ def share_of(count: int, share: float) -> int:
 
 
 class Deadline:
-    """Expires at `DEADLINE_FACTOR` times the seconds after which `DEADLINE_SHARE` of the rollouts were done."""
+    """Expires at `DEADLINE_FACTOR` times the time after which `DEADLINE_SHARE` of the rollouts were done."""
 
     def __init__(self, rollouts: int, passing: asyncio.Event) -> None:
         self._loop = asyncio.get_running_loop()

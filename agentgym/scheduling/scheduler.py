@@ -152,7 +152,7 @@ class Scheduler(Generic[TaskT]):
     # Starting
 
     def _fill(self, most: int | None = None) -> bool:
-        """Start up to `most` groups until the policy's target is reached; return whether it needs still more."""
+        """Start groups up to the `BatchPolicy`'s target, at most `most`; return whether more are to be started."""
         self._leaving = [group for group in self._leaving if group.busy]
         busy = {group.task.id for group in [*self._groups, *self._leaving]}
         wanted = self._policy.target - len(self._groups)

@@ -70,8 +70,7 @@ class StoredRollout:
     def turn_gaps(self) -> tuple[tuple[float, ...] | None, ...]:
         """For each segment, the largest difference between engine and trainer in each of its turns, in nats.
 
-        None if the segment was not trained on. From the second mini-batch of a step on, the policy had changed
-        between
+        None if the segment was not trained on. From the second mini-batch of a step on, the policy had changed between
         the two, unless the run has old_logprobs="trainer".
         """
         found: list[tuple[float, ...] | None] = []

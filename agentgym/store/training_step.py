@@ -18,8 +18,7 @@ class Trained:
     segment: int
     logprobs: Floats | None
     """The trainer's log-probabilities of the segment's sampled tokens, before the optimizer step; None if they aren't
-    known
-    for all of these tokens.
+    known for all of these tokens.
     """
     advantages: Sequence[float]
     """One number per turn; empty if not all of the segment's sampled tokens were trained."""

@@ -96,7 +96,10 @@ class VocabularyWriter:
 
 
 def found_among(rows: Iterable[Sequence[bytes]], wanted: Collection[int]) -> dict[int, bytes]:
-    """Return the bytes of the wanted ids that occur in these rows, each with packed ids, lengths and bytes."""
+    """Return the bytes of each wanted id that occurs in these rows.
+
+    Each row has three values: the packed ids, the packed lengths of their bytes, and the bytes, one id after another.
+    """
     asked = np.fromiter(wanted, np.int64, len(wanted))
     found: dict[int, bytes] = {}
     for packed_ids, packed_lengths, text in rows:

@@ -114,7 +114,7 @@ class RolloutWriter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until everything added is written, without blocking the event loop, even if the wait is canceled."""
+        """Wait until everything added is written, without blocking the event loop, even if the wait is cancelled."""
         closing = asyncio.ensure_future(asyncio.to_thread(self.__exit__, kind, error, trace))
         try:
             await asyncio.shield(closing)

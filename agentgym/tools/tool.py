@@ -67,8 +67,8 @@ def tool(
         timeout_s: Maximum seconds of one call; a call that takes longer is ended, and the model reads that it timed
             out.
         name: The name that the model uses; by default the method's name.
-        parallel: Whether calls of the tool may run at the same time as one another and as calls of other parallel
-            tools. If so, adjacent calls in one turn run concurrently.
+        parallel: Whether calls of the tool may run at the same time, with one another and with calls of other
+            parallel tools. If so, adjacent calls in one turn run concurrently.
         root: Whether the rollout's first conversation has the tool. If False, only sub-agents that are given it have
             it.
 

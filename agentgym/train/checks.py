@@ -168,8 +168,12 @@ def warn_of_settings(policy: PolicyModel, config: TrainConfig) -> None:
     if count <= LARGE:
         return
     if not policy.adapted and rate > FULL_LR:
-        _LOG.warning("train.lr is %g, which is a rate for adapters; to train all weights, set 1e-6 to 1e-5", rate)
+        _LOG.warning(
+            "train.lr is %g, which is a learning rate for adapters; to train all weights, set 1e-6 to 1e-5", rate
+        )
     if policy.adapted and rate > ADAPTER_LR:
         _LOG.warning(
-            "train.lr is %g, which is a rate for tiny models; for an adapter on a large model, set 1e-5 to 5e-4", rate
+            "train.lr is %g, which is a learning rate for tiny models; for an adapter on a large model, set 1e-5 to "
+            "5e-4",
+            rate,
         )

@@ -161,7 +161,7 @@ class Trainer:
             samples: All samples of the batch, the same on every rank.
 
         Returns:
-            The metrics of the log, the same on every rank.
+            The metrics to log, the same on every rank.
 
         Raises:
             ValueError: If ranks hold different samples, if the model or the loss can't use a sample, if a group was
@@ -198,7 +198,7 @@ class Trainer:
             samples: All samples of the batch, the same on every rank.
 
         Returns:
-            The metrics of the log, the same on every rank.
+            The metrics to log, the same on every rank.
 
         Raises:
             ValueError: As in `step`.

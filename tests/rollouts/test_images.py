@@ -158,7 +158,7 @@ async def test_an_image_in_a_system_message_is_refused_on_every_engine() -> None
         rollout = await ag.rollout(Odd, WORDS, engine)
         assert rollout.error == (
             "EnvError: Odd.step: messages[0].content[0]: a message with the role 'system' can't have an image; "
-            "put it into a user message"
+            "put it in a user message"
         )
 
 

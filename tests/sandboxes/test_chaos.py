@@ -139,7 +139,7 @@ def end_of(error: BaseException) -> tuple[str, str]:
 
 @types.coroutine
 def cancelled_at(coroutine: Coroutine[Any, Any, None], number: int) -> Generator[Any, Any, None]:
-    """Run the coroutine, canceling its task while it waits for the `number`-th time."""
+    """Run the coroutine, cancelling its task while it waits for the `number`-th time."""
     task = asyncio.current_task()
     assert task is not None
     steps = coroutine.__await__()

@@ -1,4 +1,4 @@
-"""Canceled rollouts are counted once, closed, and stopped."""
+"""Cancelled rollouts are counted once, closed, and stopped."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tests.scheduling.scheduled import Boxed, Held, Say, batch_stats, cut, ids, 
 
 
 class Stubborn(Say):
-    """An env whose canceled rollouts, except for task t0, end only when released."""
+    """An env whose cancelled rollouts, except for task t0, end only when released."""
 
     let: asyncio.Event
     closing: set[str]

@@ -1,4 +1,4 @@
-"""Many rollouts: bounded, in order, counted, and canceled together."""
+"""Many rollouts: bounded, in order, counted, and cancelled together."""
 
 import asyncio
 import random

@@ -102,8 +102,8 @@ def frame() -> Any:
         (lambda: Note(tags=set(), by=object()), r"^a object, at \['by'\]$"),
         (lambda: Place("a", {len}), r"^a function, at \['around'\]\[0\]$"),
         (lambda: {(1, 2): 3}, "^a tuple as a key of an object$"),
-        (frame, "^a DataFrame, whose text leaves rows out; give its rows as a list of dicts$"),
-        (lambda: frame()["a"], "^a Series, whose text leaves rows out"),
+        (frame, "^a DataFrame, whose text form omits rows; give its rows as a list of dicts$"),
+        (lambda: frame()["a"], "^a Series, whose text form omits rows"),
     ],
 )
 def test_values_without_a_json_form_are_refused_with_their_position(make: Any, said: str) -> None:

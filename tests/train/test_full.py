@@ -246,7 +246,7 @@ def test_an_adapters_learning_rate_for_a_full_large_model_causes_a_warning(
     with caplog.at_level(logging.WARNING), Trainer(tiny_model, FULL):
         pass
     assert caplog.messages == [
-        "train.lr is 0.001, which is a rate for adapters; to train all weights, set 1e-6 to 1e-5"
+        "train.lr is 0.001, which is a learning rate for adapters; to train all weights, set 1e-6 to 1e-5"
     ]
 
 

@@ -106,7 +106,7 @@ def environment_factory(
     Args:
         env: The env, as a class or a name.
         spec: A sandbox that replaces the one the env declares; None uses the env's.
-        sandboxes: An open pool of sandboxes; None opens a new one for each environment.
+        sandboxes: An open pool of sandboxes; None opens a new pool for each environment.
         seed: The seed from which the envs' seeds are derived; the rollouts of one row in one step share theirs.
 
     Yields:

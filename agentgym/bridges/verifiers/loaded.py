@@ -80,7 +80,7 @@ def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restore the signal handlers, which an environment replaces when it is created."""
+    """Restore the signal handlers at the end of the block, since creating an environment replaces them."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

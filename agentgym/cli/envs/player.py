@@ -127,7 +127,7 @@ def last_answer(rollout: Rollout) -> Iterator[str]:
 
 
 class Lines:
-    """Reads lines from a file descriptor. A wait can be canceled, and doesn't keep the process from exiting."""
+    """Reads lines from a file descriptor. A wait can be cancelled, and doesn't keep the process from exiting."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -33,11 +33,9 @@ def rescore_run(
     """Score the rollouts of a run or an evaluation again with the env's current rewards, without running them.
 
     The rollouts are written with their new rewards to a folder inside the old one, whose own files don't change;
-    `agentgym show`, `compare` and `export` read it. If they cannot be written, the scores are still printed, nothing
-    is
+    `agentgym show`, `compare` and `export` read it. If they cannot be written, the scores are still printed, nothing is
     saved, and the exit status is 3. Rewards may read the task, the answer, the metrics and the attributes that the
-    env's
-    own `restore_played` sets. If a reward reads the sandbox, or an attribute that a tool has set, an error names
+    env's own `restore_played` sets. If a reward reads the sandbox, or an attribute that a tool has set, an error names
     both.
 
     A judge or another model that the rewards query by name is given as in an evaluation: --models.judge.url URL/v1.
@@ -109,7 +107,7 @@ def _say_changes(done: "Rescored") -> None:
     if done.kept:
         say(f"{'':<20}{done.kept} had no reward, and still have none")
     if done.failures:
-        say(f"{'':<20}{len(done.failures)} lost their reward; the first: {printable(done.failures[0])}")
+        say(f"{'':<20}{len(done.failures)} lost their reward; the first error: {printable(done.failures[0])}")
     not_kept = f"none: {done.not_kept} rollouts could not be written, so nothing was saved"
     say(f"{'folder':<20}{not_kept if done.not_kept else shown(done.output_dir)}")
 

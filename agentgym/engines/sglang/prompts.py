@@ -162,7 +162,7 @@ def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> lis
     if ids.min() < 0 or ids.max() >= vocabulary:
         where = int(np.flatnonzero((ids < 0) | (ids >= vocabulary))[0])
         raise ValueError(
-            f"token_ids: id {ids[where]} at position {first + where} is not in the vocabulary of {vocabulary}"
+            f"token_ids: id {ids[where]} at position {first + where} is not in the vocabulary of {vocabulary} ids"
         )
     values: list[int] = ids.tolist()
     return values

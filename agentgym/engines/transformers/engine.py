@@ -296,7 +296,9 @@ class TransformersEngine:
         bad = np.flatnonzero((ids < 0) | (ids >= vocabulary))
         if len(bad):
             where = int(bad[0])
-            raise ValueError(f"token_ids: id {ids[where]} at position {where} is not in the vocabulary of {vocabulary}")
+            raise ValueError(
+                f"token_ids: id {ids[where]} at position {where} is not in the vocabulary of {vocabulary} ids"
+            )
         return ids.astype(np.int64)
 
     def _post(self, run: Callable[["Batcher"], object], settle: Callable[[object], None]) -> None:

@@ -57,7 +57,8 @@ class Merger:
         With DoRA, each row of the result is rescaled to its trained length (arXiv 2402.09353).
 
         Returns:
-            Whether weights outside the adapted layers changed too, because a whole model's weights were restored.
+            Whether weights outside the adapted layers changed, too. They do after `load_weights`, because the model's
+            original weights are restored first.
 
         Raises:
             ValueError: If the adapter doesn't fit, in which case nothing changes.

@@ -39,10 +39,13 @@ def check_branching(env: type[Env[Any]], branching: BranchingConfig | None) -> N
         return
     require_instance("branching", branching, BranchingConfig)
     if issubclass(env, AgentEnv):
-        raise ValueError(f"branching: {env.__name__} starts a separate program, which cannot be copied; leave it out")
+        raise ValueError(
+            f"branching: {env.__name__} starts a separate program, which cannot be copied; leave branching out"
+        )
     if has_group_reward(env):
         raise ValueError(
-            f"branching: {env.__name__}.group_reward compares whole rollouts and cannot score branches; leave it out"
+            f"branching: {env.__name__}.group_reward compares whole rollouts and cannot score branches; leave "
+            "branching out"
         )
     if branching.after == "tool_error" and not issubclass(env, ToolEnv):
         raise ValueError(f"branching.after: {env.__name__} is not a ToolEnv and counts no tool errors; use 'turn'")

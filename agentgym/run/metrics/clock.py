@@ -28,8 +28,7 @@ class StepClock:
     def metrics(self, *, sampled_tokens: float, trained_tokens: float) -> dict[str, float]:
         """Return the seconds of each part and of the whole step since the last call, and tokens per second.
 
-        Time during which the process was suspended is included. Sampled tokens per second are over the whole step,
-        and
+        Time during which the process was suspended is included. Sampled tokens per second are over the whole step, and
         trained tokens per second over its training part.
         """
         now = time.perf_counter()

@@ -23,7 +23,7 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 
 class Guard:
-    """Watches the services of one client of an engine on this machine.
+    """Watches the services that one client of a Docker engine on this machine has started.
 
     A sandbox ends when its connection closes, but a service has no connection. So a separate process, in a session
     that Ctrl-C doesn't reach, removes everything with the client's token as soon as the client is gone, however the

@@ -234,4 +234,8 @@ async def _check_task(task: RemoteProcess, path: str) -> None:
         envelope = {}
     with suppress(SandboxError, WireError):  # Code in the sandbox may have written it, so the machine is not at fault.
         raise_refusal(envelope if isinstance(envelope, dict) else {}, {"path": path})
-    raise UnusablePath(errno.EINTR, f"the task was ended from inside the sandbox, with exit code {code}", path)
+    raise UnusablePath(
+        errno.EINTR,
+        f"the process that handles the archive was ended from inside the sandbox, with exit code {code}",
+        path,
+    )

@@ -29,7 +29,10 @@ def decoder_of(causal: Any) -> Any:
 
 
 def wrap_decoder(decoder: Any) -> None:
-    """Make the decoder accept a row as an argument, and compute length-dependent rotary frequencies for each sample."""
+    """Patch the decoder in place, so that its `forward` accepts a `Row` as the keyword argument `NAME`.
+
+    Rotary frequencies that depend on a sequence's length are then computed separately for each sample.
+    """
     if isinstance(decoder.forward, partial):
         return
     decoder.forward = partial(_in_its_row, decoder, decoder.forward)

@@ -108,7 +108,10 @@ class PolicyModel(nn.Module):
         return inputs.scatter_to_samples(logprobs_N, loss_mask_BR), inputs.scatter_to_samples(entropy_N, loss_mask_BR)
 
     def states(self, inputs: Inputs) -> Tensor:
-        """Return the last hidden state (float32, MH) before each trained token, by sample, left to right."""
+        """Return the last layer's hidden state (float32, MH) that predicts each of the M trained tokens.
+
+        The tokens are in the order of `Inputs.index_M`: by sample, and from left to right.
+        """
         return self._states(inputs).index_select(0, inputs.index_M).float()
 
     def _states(self, inputs: Inputs) -> Tensor:

@@ -143,7 +143,7 @@ def _decoder(model: Any) -> Any:
 
 
 def _samples(model: Any) -> list[Sample]:
-    """Return sequences of different lengths, some of which share their first tokens."""
+    """Return sequences of different lengths, some of which share a prefix."""
     rng = np.random.default_rng(0)
     plain = _ids(model)
     drawn = [rng.choice(plain, length) for length in LENGTHS]

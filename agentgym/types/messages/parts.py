@@ -42,7 +42,7 @@ def content_of(value: Any, where: str, role: str | None = None) -> Any:
         return "\n".join(part["text"] for part in parts)
     if role is not None and role not in SEEING_ROLES:
         raise ValueError(
-            f"{where}[{images[0]}]: a message with the role {role!r} can't have an image; put it into a user message"
+            f"{where}[{images[0]}]: a message with the role {role!r} can't have an image; put it in a user message"
         )
     return [part for part in parts if part != {"type": "text", "text": ""}]
 

@@ -74,7 +74,7 @@ class KeptRun:
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
-        """The metrics of each step in order; if a step was repeated, its later metrics."""
+        """The metrics of each step, in order; for a repeated step, those of its last repetition."""
         rows = {row["step"]: row for row in self._lines if HELD_OUT not in row}
         return [rows[step] for step in sorted(rows)]
 

@@ -34,7 +34,7 @@ CHARTS = (
     ("staleness/max", "Staleness", "policy versions", "age of the oldest token that was trained on"),
     ("samples/groups_without_signal", "Groups without a signal", "groups", "groups whose advantages are all 0"),
     ("rollouts/failed", "Failed rollouts", "rollouts", "rollouts without a reward"),
-    ("rollouts/dropped", "Dropped rollouts", "rollouts", "rollouts that were canceled or left out"),
+    ("rollouts/dropped", "Dropped rollouts", "rollouts", "rollouts that were cancelled or left out"),
     ("time/step", "Step time", "seconds", "seconds from one step to the next"),
     ("throughput/sampled_tokens_per_s", "Sampled tokens", "tokens/s", "sampled tokens per second of a step"),
 )

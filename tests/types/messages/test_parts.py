@@ -55,7 +55,7 @@ def test_an_invalid_part_is_refused_by_its_position(given: Any, told: str) -> No
 @pytest.mark.parametrize("role", ["system", "assistant"])
 def test_an_image_in_a_role_that_accepts_none_is_refused(role: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"^content\[1\]: a message with the role '{role}' can't have an image; put it into"
+        ValueError, match=rf"^content\[1\]: a message with the role '{role}' can't have an image; put it in"
     ):
         content_of(["a", PART], "content", role)
     assert content_of(["a", "b"], "content", role) == "a\nb"
