@@ -348,7 +348,7 @@ async def test_tasks_with_sets_are_resumed_and_compared_in_any_order(tmp_path: P
     assert ag.compare(tmp_path / "one", tmp_path / "two").difference == -1.0
     others = [Sets(id=i, prompt="y", right={"a"}) for i in range(2)]
     other = await ag.evaluate(Asking, Scripted([say("a")]), tasks=others)
-    with pytest.raises(ValueError, match=r"^other: task '0' differs from that in the first evaluation"):
+    with pytest.raises(ValueError, match=r"^other: task '0' differs from the one in the first evaluation"):
         ag.compare(again, other)  # in memory, too
 
 

@@ -292,7 +292,7 @@ def test_an_invalid_mixture_flag_is_refused_with_the_correct_form(flags: list[st
 def test_help_says_how_to_set_a_weight(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         read_settings(BY_MODULE, ["--help"])
-    assert "--env.MEMBER 2 sets a weight" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--env.MEMBER 2 sets one weight" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_weights_may_be_fractions_and_the_order_of_members_repeats() -> None:

@@ -344,7 +344,7 @@ async def test_a_changed_env_causes_a_warning_and_unreadable_settings_are_refuse
     await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
     [said] = caplog.messages
     assert said.startswith("resume: the env Even has changed since the start: it was (")
-    assert "sha256 000000000000) and is (" in said
+    assert "sha256 000000000000), and is now (" in said
     settings.write_text("{")
     with pytest.raises(ValueError, match=r"^output_dir: .*settings\.json cannot be read \("):
         await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
