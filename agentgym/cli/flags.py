@@ -181,8 +181,7 @@ def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterabl
 
     Raises:
         RefusedWords: If a word isn't such a flag, or if a flag has no value. For an unknown flag, the message
-            suggests a
-            known one.
+            suggests a known one.
     """
     found: dict[str, str] = {}
     words = iter(rest)

@@ -192,11 +192,14 @@ def _flag(name: str, value: str) -> list[str]:
 
 
 class Stop:
-    """Turns the first SIGINT or SIGTERM into a cancellation of the run. Open it from before the run's start to its end.
+    """Turns the first SIGINT or SIGTERM into a cancellation of the run.
+
+    Open it before the run starts, and keep it open until the run ends.
 
     Before the run has started, or has connected to the other processes that torchrun starts, there is nothing to clean
-    up, so the process exits immediately: another process may have been refused or killed and never connect. A second
-    Ctrl-C always ends the process; a SIGTERM after the first signal, which torchrun sends, is ignored.
+    up, so the process exits at once. Waiting for the others could take forever, since one of them may have been refused
+    or killed. A second Ctrl-C always ends the process; a SIGTERM after the first signal, which torchrun sends, is
+    ignored.
     """
 
     def __init__(self) -> None:

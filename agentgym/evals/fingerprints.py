@@ -30,8 +30,8 @@ PARTS = {
 }
 """Descriptions of the parts of a fingerprint, for messages."""
 _OPENED = ("weights", "adapter")
-"""The parts that an opened engine adds for a model given by name, so that an open engine may resume the
-evaluation.
+"""The parts that are known only once a model given by name is open. They are stored, too, so that the evaluation can be
+resumed with an open engine instead of the name.
 """
 
 

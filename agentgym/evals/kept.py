@@ -76,7 +76,7 @@ def settings_of(
 
 
 class KeptRollouts:
-    """Stores each rollout of an evaluation in its folder when it ends, and has the rollouts that were stored before."""
+    """Stores each rollout of an evaluation in its folder when it ends, and provides those that were stored before."""
 
     def __init__(self, held: LockedFolder, store: RolloutWriter, played: dict[str, Rollout]) -> None:
         self._held, self._store = held, store

@@ -29,7 +29,9 @@ CONTINUED = ("compaction", "rerender")
 
 
 def documents(stored: StoredRollout, name: str, model: str | None) -> dict[str, dict[str, Any]]:
-    """Return a rollout as trajectories by file name: `name`, and one for each continuation of it.
+    """Return a rollout as trajectories by file name: `name`, and one file for each continuation of it.
+
+    A continuation is a segment that replaced the previous one, such as a compaction.
 
     Args:
         stored: The rollout.
@@ -141,7 +143,7 @@ def _has_ids(segment: Segment) -> bool:
 
 
 def _steps(rollout: Rollout, segment: Segment) -> tuple[list[dict[str, Any]], list[tuple[Turn, dict[str, Any]]]]:
-    """Return a segment's steps in order, and the steps of its turns."""
+    """Return a segment's steps in order, and in addition each of its turns with its step."""
     steps: list[dict[str, Any]] = []
     turn_steps: list[tuple[Turn, dict[str, Any]]] = []
     held = [] if segment.parent is None else _said(rollout.segments[segment.parent])

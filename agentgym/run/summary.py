@@ -127,8 +127,8 @@ def under(heading: str, lines: Sequence[str]) -> list[str]:
 def rewards_at_ends(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] | None:
     """Return the mean reward of the first and of the last steps, and the number of steps in each mean.
 
-    That number is 5, or 1 if no more than 5 steps have a reward, because both means would be of the same steps.
-    Returns None if no step has a reward.
+    That number is 5. If at most 5 steps have a reward, it is 1, because means over 5 steps would be over the same
+    steps. Returns None if no step has a reward.
     """
     rewards = [row["reward"] for row in rows if row.get("reward") is not None]
     if not rewards:

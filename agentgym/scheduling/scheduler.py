@@ -152,7 +152,7 @@ class Scheduler(Generic[TaskT]):
     # Starting
 
     def _fill(self, most: int | None = None) -> bool:
-        """Start groups up to the `BatchPolicy`'s target, at most `most`; return whether more are to be started."""
+        """Start groups up to the `BatchPolicy`'s target, at most `most`; return whether some are still missing."""
         self._leaving = [group for group in self._leaving if group.busy]
         busy = {group.task.id for group in [*self._groups, *self._leaving]}
         wanted = self._policy.target - len(self._groups)
@@ -165,9 +165,9 @@ class Scheduler(Generic[TaskT]):
         return len(self._groups) < self._policy.target
 
     async def _filled(self) -> bool:
-        """Start some groups; return whether more are to be started.
+        """Start some groups; return whether some are still missing.
 
-        A dropped group that hasn't ended yet may be the one with the last free task.
+        If no task is free, this waits until a job of a dropped or returned group ends, because its task is then free.
         """
         try:
             return self._fill(_AT_ONCE)

@@ -18,7 +18,9 @@ from agentgym.store.schema import FILE
 LONGEST = 1 << 20
 """Largest number of bytes in a line of metrics.jsonl. Runs write a few thousand."""
 MOST_LINES = 100_000
-"""Maximum number of lines in metrics.jsonl. The lines of a run are longer than a file of the maximum size allows."""
+"""Maximum number of lines in metrics.jsonl. A run's lines are so long that its file exceeds the limit on bytes
+first.
+"""
 LARGEST = 1e150
 """Absolute value above which a metric is left out, because squares and sums of larger ones overflow."""
 
