@@ -206,7 +206,7 @@ def _bubblewrap() -> Finding:
 
 
 def _with_reset(found: Finding, spec: SandboxSpec) -> Finding:
-    """Return a finding that also describes how its sandboxes are reset, which requires starting one."""
+    """Return the finding with a description of how its sandboxes are reset; a sandbox is started to find out."""
     from agentgym.sandboxes.choose import how_it_resets
 
     try:

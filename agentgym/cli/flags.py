@@ -172,7 +172,9 @@ def _said(parameter: Parameter[Any], value: Any) -> str:
 
 
 def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterable[str]) -> dict[str, str]:
-    """Return the values of the flags with these prefixes, which only an env knows, among tyro's leftover words.
+    """Return the values of the flags with these prefixes among the words that tyro left over.
+
+    tyro doesn't know these flags, because their names depend on the env.
 
     Args:
         rest: The words that tyro left over.
@@ -232,7 +234,7 @@ def _known(recipe: RunConfig, tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _nearness(flag: str) -> tuple[int, bool, str]:
-    """Return a sort key by how likely a flag is meant: the run's first, then training's, then those of other parts."""
+    """Return a sort key for suggestions: first the run's own flags, then those of training, then all others."""
     return flag.count("."), not flag.startswith("--train."), flag
 
 
@@ -247,7 +249,10 @@ def _meant(flag: str, known: Sequence[str]) -> str | None:
 
 
 def _tree(kind: type, now: Any) -> dict[str, Any]:
-    """Return a config's flags by field: a tree for a part, a switch's value, and None for any other field."""
+    """Return a config's flags as a tree, by field.
+
+    The value of a part is its own tree, that of a switch is True or False, and that of any other field is None.
+    """
     tree: dict[str, Any] = {}
     for name, hint in _hints(kind).items():
         value = getattr(now, name, None)
@@ -473,7 +478,11 @@ def _flags_of(field: str, typed: Mapping[str, Any]) -> list[str]:
 
 
 def is_told(error: Exception) -> bool:
-    """Return whether an error's message says what to do: an agentgym error, or agentgym's refusal of a named field."""
+    """Return whether an error's message says what to do.
+
+    That is so for agentgym's own error types, and for a ValueError or TypeError that agentgym raises and that names a
+    field.
+    """
     if isinstance(error, AgentGymError | StoreError):
         return True
     last = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)][-1:]
@@ -503,7 +512,7 @@ def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[
 
 
 def refusal(said: str) -> str:
-    """Return the first sentence of tyro's framed error message; if stdout is ASCII, the frame has no sides."""
+    """Return the first sentence of tyro's error message without its frame, which has no sides if stdout is ASCII."""
     lines: list[str] = []
     for line in said.splitlines():
         words = line.strip("│ ")

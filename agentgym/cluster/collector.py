@@ -32,8 +32,8 @@ SAME = 1e-3
 class WorkerEngines:
     """Combines the engines of all workers into one `Engine`.
 
-    It sends each policy to every worker, and compares the workers' scores. `servers` is the driver's client of the
-    servers that the workers use; None if each worker has its own engine.
+    It sends each policy to every worker, and compares the workers' scores. `servers` is the engine with which the
+    driver reaches the servers that all workers use; None if each worker has a separate engine in its process.
     """
 
     def __init__(self, workers: Workers, tokenizer: ChatTokenizer | None, servers: Any | None) -> None:
@@ -194,7 +194,7 @@ class ClusterScheduler(BatchScheduler):
     begun: Counter[int] = field(default_factory=Counter)
     """Groups of the current batch that lost workers had started, by rank."""
     counted: Counter[int] = field(default_factory=Counter)
-    """By a lost worker's rank, the number of its rollouts that the next batch's statistics already count as lost."""
+    """By a lost worker's rank, the number of its rollouts of the current batch that already count as lost."""
 
     async def begin(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Open every worker's scheduler from these states, which may come from a different number of workers."""

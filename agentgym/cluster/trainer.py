@@ -29,9 +29,7 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 T = TypeVar("T")
 LOST_S = 10.0
-"""After an error in one training process, seconds to wait for another one to end. If one does, its end counts as the
-cause.
-"""
+"""Seconds to wait, after an error in one training process, for another process to end, which is then the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

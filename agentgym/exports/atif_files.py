@@ -143,7 +143,7 @@ def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str,
 
 
 def loaded(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, Any]:
-    """Return a file's checked document with its images inserted; all of it counts toward the allowance."""
+    """Return a file's checked document with its images inserted; the file and the images count toward the allowance."""
     found = _checked(path, folder, allowance)
     try:
         put_back(found, path.parent, allowance)

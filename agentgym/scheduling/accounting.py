@@ -55,7 +55,7 @@ class BatchStats:
     groups: LifecycleCounts = LifecycleCounts()
     requests: LifecycleCounts = LifecycleCounts()
     without_signal: int = 0
-    """Groups that were dropped and replaced because their scores have no signal."""
+    """Groups that were dropped and replaced because they have no signal (equal scores)."""
     rested_solved: int = 0
     """Tasks that rest from this batch on because all their rollouts solved them."""
     rested_unsolved: int = 0
@@ -75,9 +75,7 @@ class BatchStats:
     cut_s: float = 0.0
     """Seconds that the rollouts of `cut` ran, summed."""
     cut_shares: float = 0.0
-    """For each returned group, the share of its started rollouts that were cut before they ended; summed over the
-    groups.
-    """
+    """Share of a group's started rollouts that were cut before they ended, summed over the returned groups."""
     scored: int = 0
     """Scored rollouts of the returned and the dropped groups."""
     score: float = 0.0
@@ -197,8 +195,8 @@ def raise_if_all_failed(groups: Groups, *, then: str = "") -> None:
     """Raise the first rollout's error if no rollout has a score, since continuing would teach nothing.
 
     Args:
-        groups: A whole batch, including the groups of all other processes that share it. All rollouts of a single
-            process may fail without an error.
+        groups: A whole batch, including the groups of all other processes that share it. It is not an error if all
+            rollouts of a single process fail.
         then: Text to append to the error's message.
 
     Raises:

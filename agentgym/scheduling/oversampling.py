@@ -22,8 +22,8 @@ DEADLINE_FACTOR = 1.5
 class OversampleConfig:
     """Settings for starting more rollouts than needed; by default, exactly those requested are started and awaited.
 
-    A group is complete when as many of its rollouts as its size are scored, or when all have ended. Only complete
-    groups are used, so that no baseline is biased.
+    A group of size n is complete as soon as n of its rollouts have a reward, or when all its rollouts have ended. Only
+    complete groups are used, so that no baseline is biased.
     """
 
     extra_groups: Count = 0
@@ -35,8 +35,9 @@ class OversampleConfig:
     times the time after which 80 % of the rollouts were done.
     """
     carry: Count = 0
-    """Maximum policy-version lag of carried-over groups; 0 drops them. A carried-over group continues under the next
-    policies; the lag is that of its oldest token when the group is trained on. Groups that reach it are waited for.
+    """Maximum number of policy versions that a carried-over group's oldest token may lag behind when the group is
+    trained on; 0 carries no group over. A carried-over group continues in the next batches, under their policies, and a
+    batch waits for a group that has reached the maximum.
     """
     replace: Count = 0
     """Maximum number of groups without signal (equal scores) that one batch replaces."""

@@ -40,11 +40,12 @@ class Scheduler(Generic[TaskT]):
 
     Rollouts that a batch leaves in progress wait at the engine's gate until the next `collect`, with their env,
     sandbox and segments. With `max_staleness` they continue at once instead, alongside the groups of the next
-    batches: a batch is trained on while later ones run, at most `max_staleness + 1` batches. No returned group is
-    older than the bound (`max_staleness`, or `oversample.carry`): its oldest token was sampled at most that many
-    policy versions ago, and old groups are waited for in time. Exiting the block cancels everything still in
-    progress. Inside the block, Python's garbage collector only scans young objects, and the others between two
-    batches; after it, the process's own settings are restored.
+    batches, while a batch is trained on. Including that one, at most `max_staleness + 1` batches are in progress.
+
+    No returned group is older than the bound (`max_staleness`, or `oversample.carry`): its oldest token was sampled at
+    most that many policy versions ago. A batch waits for groups that would otherwise become too old. Exiting the block cancels everything still in
+    progress. Inside the block, Python's garbage collector only scans young objects by itself, and the other objects
+    are scanned between two batches. After the block, the process's own settings are restored.
 
     To continue in another process, store `state_dict()` between two batches, load it into a new `TaskSampler` over the
     same tasks, and pass that as `tasks`. Groups that were in progress are run again, and counted as dropped in the
@@ -110,10 +111,10 @@ class Scheduler(Generic[TaskT]):
     async def collect(self, wanted: int | None = None, *, to_come: int | None = None) -> Groups:
         """Return the next groups, in the order of their tasks; fewer at a deadline or if the tasks run out.
 
-        A group that failures made smaller counts as well. More groups are returned only if the engine's version rose
-        by more than one and they would be too old for the next batch. If all rollouts failed, the groups contain
-        their errors; `raise_if_all_failed(groups)` raises the first one, once the batches of all processes are
-        joined.
+        A group with fewer scored rollouts, because some failed, counts as well. More than `wanted` groups are returned
+        only if the engine's version rose by more than one and some groups would be too old for the next batch. If all
+        rollouts failed, the groups contain their errors. Once the batches of all processes are joined,
+        `raise_if_all_failed(groups)` raises the first of these errors.
 
         Args:
             wanted: Number of groups; None uses the schedule's `prompts_per_step`.

@@ -112,13 +112,13 @@ _RENAMED = {
 }
 _COLUMNS = {name: (kind, rule) for name, kind, rule in reversed(_COLUMN.findall(TABLES))}
 KINDS: Mapping[str, tuple[str, bool]] = {name: (kind, not rule) for name, (kind, rule) in (_RENAMED | _COLUMNS).items()}
-"""Type of each column, by the name that readers query it under, and whether it may be NULL. If two tables have a column
-of the same name, the first table's counts.
+"""Type of each column, by the name that readers query it under, and whether it may be NULL. If several tables have a
+column of the same name, the type from the first of these tables is used.
 """
 
 
 _ROWS = {"number": "rollout", "rollout": "rollout", "group_id": "task", "model": "tokens of the model"}
-"""What a row describes, by the column that identifies it; the first of these columns in a row counts."""
+"""What a row describes, by the column that identifies it. If a row has several of these columns, the first is used."""
 
 
 def misplaced(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str | None:

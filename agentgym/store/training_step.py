@@ -33,11 +33,9 @@ def trained_segments(
 ) -> Iterator[Trained]:
     """Yield one `Trained` for each segment that the samples cover.
 
-    The keys of `scored` are a sample's `rollout_id`, `segment` and `step`. Its values are the log-probabilities of
-    the
+    The keys of `scored` are a sample's `rollout_id`, `segment` and `step`. Its values are the log-probabilities of the
     sample's trained tokens, and whether earlier optimizer steps of the same training step had changed the policy by
-    then.
-    A segment is covered by a single sample, or by one sample per turn::
+    then. A segment is covered by a single sample, or by one sample per turn::
 
         sampled tokens   a a a | a a | a        three turns
         logprobs         x x x   x x   x        those of its samples, one after the other

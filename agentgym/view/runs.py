@@ -30,9 +30,7 @@ LARGEST_JSON = 32 << 20
 """Largest number of bytes in settings.json and summary.json."""
 LARGEST_LOCK = 4096
 STILL_S = 120.0
-"""If a run's process can't be seen from this machine, the run counts as active for this many seconds after its last
-write.
-"""
+"""Seconds that a run counts as active after its last write, if its process can't be seen from this machine."""
 NO_RUNS = ("node_modules", "site-packages", "__pycache__")
 """Folders that are never searched."""
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
