@@ -55,11 +55,11 @@ def main(recipe: RunConfig, *, callbacks: Iterable[Callback] = ()) -> None:
     servers, and `--engine module:Class` through a custom engine; the flags under `--engine.` are then that engine's.
     `--teacher-engine` does the same for a teacher. `--help` starts with the docstring of the program.
 
-    The last line on stdout is the summary as JSON. Ctrl-C ends with exit status 130 and SIGTERM with 143, after one
-    line on stderr that names the run's folder and the command that resumes it; a second Ctrl-C ends at once. An
-    unknown flag ends with exit status 2 and the flag's name on stderr. A setting that doesn't fit the env, the model
-    or the folder, an agentgym error, a full disk and a missing package are reported as one line on stderr, with exit
-    status 1.
+    The last line on stdout is the summary as JSON. After Ctrl-C, the exit status is 130, and after
+    SIGTERM 143. One line on stderr then names the run's folder and the command that resumes it; a second Ctrl-C exits
+    at once. For an unknown flag, the exit status is 2, and stderr names the flag. Other errors are reported as one line
+    on stderr, with exit status 1: a setting that doesn't fit the env, the model or the folder, an agentgym error, a
+    full disk, or a missing package.
 
     Args:
         recipe: The recipe.

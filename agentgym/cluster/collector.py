@@ -71,7 +71,7 @@ class WorkerEngines:
 
     @property
     def counts(self) -> Any:
-        """The counters of the driver's client of the servers; None if there is no such client."""
+        """The counters of the engine with which the driver reaches the servers; None if there is no such engine."""
         return getattr(self._servers, "counts", None)
 
     async def generate(

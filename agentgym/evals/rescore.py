@@ -133,7 +133,7 @@ async def rescore(
 
 
 def _refuse_taken(output_dir: Path) -> None:
-    """Raise ValueError if this path exists and isn't an empty folder. A dangling link counts as existing."""
+    """Raise ValueError if this path exists, even as a dangling link, and isn't an empty folder."""
     if os.path.lexists(output_dir) and (
         output_dir.is_symlink() or not output_dir.is_dir() or any(output_dir.iterdir())
     ):

@@ -26,8 +26,8 @@ _CHUNK = 1 << 22
 def pass_at_k(scored: int, solved: int, k: int) -> float:
     """Estimate without bias the probability that at least one of `k` attempts solves a task.
 
-    The estimate is 1 - C(n - c, k) / C(n, k) if c of n attempts are solved (Chen et al., 2021,
-    https://arxiv.org/abs/2107.03374); nan if fewer than k attempts are scored.
+    With c of n attempts solved, the estimate is 1 - C(n - c, k) / C(n, k) (Chen et al., 2021,
+    https://arxiv.org/abs/2107.03374). It is nan if fewer than k attempts are scored.
     """
     return 1 - comb(scored - solved, k) / comb(scored, k) if scored >= k else float("nan")
 
@@ -35,8 +35,8 @@ def pass_at_k(scored: int, solved: int, k: int) -> float:
 def pass_hat_k(scored: int, solved: int, k: int) -> float:
     """Estimate without bias the probability that all of `k` attempts solve a task.
 
-    The estimate is C(c, k) / C(n, k) if c of n attempts are solved, which tau-bench calls pass^k (Yao et al.,
-    2024, https://arxiv.org/abs/2406.12045); nan if fewer than k attempts are scored.
+    With c of n attempts solved, the estimate is C(c, k) / C(n, k), which tau-bench calls pass^k (Yao et al., 2024,
+    https://arxiv.org/abs/2406.12045). It is nan if fewer than k attempts are scored.
     """
     return comb(solved, k) / comb(scored, k) if scored >= k else float("nan")
 
@@ -76,9 +76,9 @@ def interval_over_tasks(
 def intervals(values: Array, weights: Array | None = None, *, least: float, most: float) -> tuple[Array, Array]:
     """Return the lower and upper bounds for each row of task values; see `interval_over_tasks`.
 
-    The bounds are those of Clopper and Pearson (1934) for the number of trials that would give the variance of the
-    mean, which Korn and Graubard (1998) call the effective sample size. For values of 0 and 1, it is the number of
-    tasks, and the interval is exact.
+    The bounds are those of Clopper and Pearson (1934). Their number of trials is the one at which a share has the
+    variance of the mean, which Korn and Graubard (1998) call the effective sample size. For values of 0 and 1, that is
+    the number of tasks, and the interval is exact.
 
     The sample may miss a rare kind of task: one that makes up so small a share of all tasks that 2.5 % of all samples
     of this size have none of it. Each bound is at least as far from the mean as such a kind could move the mean.

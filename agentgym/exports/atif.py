@@ -113,7 +113,7 @@ def _document(rollout: Rollout, segment: Segment, model: str | None) -> dict[str
 
 
 def _embedded(rollout: Rollout, first: Segment, model: str | None) -> list[dict[str, Any]]:
-    """Return a fork or a sub-agent and its continuations, each of which names the next by trajectory_id."""
+    """Return the trajectories of a fork or sub-agent and its continuations. Each names the next one's trajectory_id."""
     made = [_document(rollout, segment, model) for segment in _chain(rollout, first)]
     for document, following in pairwise(made):
         document["continued_trajectory_ref"] = following["trajectory_id"]

@@ -41,8 +41,8 @@ def _named(part: Mapping[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
 def put_back(document: dict[str, Any], folder: Path, allowance: Allowance) -> None:
     """Replace the file names in a trajectory's parts with the images, reading each file only once.
 
-    Each reference counts the size of its image as base64 text toward the allowance, even if several references name the
-    same file, because each one is stored as text.
+    For each reference, the size of its image as base64 text counts toward the allowance. Several references to one file
+    count several times, because each of them is stored as text.
 
     Args:
         document: The trajectory, changed in place.

@@ -42,8 +42,8 @@ def read_atif(path: Path) -> Imported:
     """Return the rollout in a trajectory's file and the files of its continuations.
 
     Each step of the agent is a turn, except copied context and steps that no model wrote. The file's token ids are
-    used if every turn has ids and log-probabilities and starts with the ids before it; otherwise the rollout is like
-    one from an endpoint, whose ids are only counters.
+    used only if every turn has ids and log-probabilities, and its context starts with the ids before it. Otherwise the
+    rollout is like one from an endpoint, whose ids are only counters.
 
     Args:
         path: The file.

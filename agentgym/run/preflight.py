@@ -75,7 +75,7 @@ def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
 
 @contextmanager
 def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> Iterator[LockedFolder | None]:
-    """Check everything that doesn't need a model, write the run's settings, and lock the folder until the block ends.
+    """Check everything that doesn't need a model, write the run's settings, and lock its folder during the block.
 
     Only the first process uses the folder. On the other processes, `folder` may be None.
 

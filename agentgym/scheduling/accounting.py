@@ -95,7 +95,7 @@ class BatchStats:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return counts, waste and bias as metrics for a log."""
+        """Return all counts as metrics for a log, with the waste and the bias that oversampling causes."""
         kinds = {"rollouts": self.rollouts, "groups": self.groups, "requests": self.requests}
         numbers = {f"{kind}/{f.name}": float(getattr(c, f.name)) for kind, c in kinds.items() for f in fields(c)}
         return numbers | {
@@ -245,8 +245,9 @@ _COUNTED = re.compile(f"{PER_TOOL}|{OWN_COUNTED}")
 
 
 def is_counter(metric: str) -> bool:
-    """Return whether a metric counts events that agentgym itself observes, so that a rollout without it has 0.
+    """Return whether a metric counts events that agentgym itself observes.
 
-    Any other metric, such as one that an env sets, is only known for the rollouts that have it.
+    A rollout without such a metric has a count of 0. For any other metric, such as one that an env sets, nothing is
+    known about a rollout without it.
     """
     return metric in _COUNTERS or _COUNTED.match(metric) is not None

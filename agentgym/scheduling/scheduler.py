@@ -31,7 +31,7 @@ _AT_ONCE = 32
 
 
 class Scheduler(Generic[TaskT]):
-    """Runs a group of rollouts for each task and returns groups in batches; everything started is counted once.
+    """Runs a group of rollouts for each task, returns the groups in batches, and counts everything started once.
 
     ::
 
@@ -43,9 +43,11 @@ class Scheduler(Generic[TaskT]):
     batches, while a batch is trained on. Including that one, at most `max_staleness + 1` batches are in progress.
 
     No returned group is older than the bound (`max_staleness`, or `oversample.carry`): its oldest token was sampled at
-    most that many policy versions ago. A batch waits for groups that would otherwise become too old. Exiting the block cancels everything still in
-    progress. Inside the block, Python's garbage collector only scans young objects by itself, and the other objects
-    are scanned between two batches. After the block, the process's own settings are restored.
+    most that many policy versions ago. A batch waits for groups that would otherwise become too old.
+
+    Exiting the block cancels everything still in progress. Inside the block, Python's garbage collector only scans
+    young objects by itself, and the other objects are scanned between two batches. After the block, the process's own
+    settings are restored.
 
     To continue in another process, store `state_dict()` between two batches, load it into a new `TaskSampler` over the
     same tasks, and pass that as `tasks`. Groups that were in progress are run again, and counted as dropped in the
@@ -207,7 +209,10 @@ class Scheduler(Generic[TaskT]):
     # Ending
 
     async def _wait(self) -> None:
-        """Run a batch; after it, no new request reaches the engine unless generation and training overlap."""
+        """Run the groups until a batch is complete, and then close the engine's gate.
+
+        With `max_staleness`, the gate stays open, because rollouts continue during training.
+        """
         try:
             while await self._filled():  # noqa: ASYNC110  It only yields to other tasks.
                 await asyncio.sleep(0)
@@ -278,7 +283,10 @@ class Scheduler(Generic[TaskT]):
         self._ledger.drop(group)
 
     def _harvest(self) -> Groups:
-        """Return the batch and its stats; carry over the groups that are still in progress if allowed, or drop them."""
+        """Return the batch and its stats.
+
+        The groups that are still in progress are carried over if the settings allow that, and dropped otherwise.
+        """
         taken = {*self._policy.next_batch(self._groups, self._gate.version)}
         batch = [group for group in self._groups if group in taken]  # In the order of their tasks, not of their ends.
         self._groups = [group for group in self._groups if group not in taken]

@@ -292,7 +292,7 @@ class TaskSampler(Generic[TaskT]):
             self._rests["rested_solved" if solved else "rested_unsolved"] += 1
 
     def rests(self) -> BatchStats:
-        """Return the counts of rests since the last batch, for its stats, and the number of tasks that rest."""
+        """Return stats with the counts of rests since the last batch, and with the number of tasks that rest now."""
         counts = self._rests
         return BatchStats(
             rested_solved=counts["rested_solved"],
@@ -319,8 +319,8 @@ class TaskSampler(Generic[TaskT]):
         """Return the state of this sampler as JSON values.
 
         Args:
-            in_play: The work that the process would lose if it stopped now; None uses the work that the stopped run had
-                lost.
+            in_play: The work that the process would lose if it stopped now. If None, the state has
+                the work that the stopped run had lost.
         """
         sharding = self._sharding
         return SamplerState(

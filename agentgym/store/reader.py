@@ -235,8 +235,8 @@ class RolloutStore:
     def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
         """Return the numbers of the matching rollouts, all at once.
 
-        They are small enough to hold in memory. Reading them one by one would leave a transaction open meanwhile, and
-        thereby delay the writer.
+        They are small enough to hold in memory. Reading them one by one would leave a transaction open meanwhile, which
+        would delay the writer.
         """
         sql = f"SELECT number FROM rollouts WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?"
         return [row[0] for row in self.query(sql, *values, _all(limit))]
@@ -309,7 +309,7 @@ class RolloutStore:
         """Return the rows of a query on the store's own tables.
 
         Raises:
-            StoreError: If the file is damaged. A value whose type differs from its column's counts as damage too.
+            StoreError: If the file is damaged. A value is also damage if its type differs from its column's.
         """
         database = self._opened()
         try:

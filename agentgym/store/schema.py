@@ -122,7 +122,7 @@ _ROWS = {"number": "rollout", "rollout": "rollout", "group_id": "task", "model":
 
 
 def misplaced(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str | None:
-    """Describe a value whose type differs from its column's, which SQLite allows; None if all types are right."""
+    """Describe the first value whose type differs from its column's (SQLite allows that), or return None."""
     for place, name in enumerate(names):
         if name not in KINDS:
             continue

@@ -77,7 +77,7 @@ def rollouts_in(job: GroupsJob | SignsJob | StepJob) -> int:
 
 
 def in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], object]) -> None:
-    """Run `work` in one transaction, so that all or nothing is written; wait first if another process is writing."""
+    """Wait if another process is writing, then run `work` in one transaction, so that all or nothing is written."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         work(connection)

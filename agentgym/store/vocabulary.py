@@ -111,7 +111,7 @@ def found_among(rows: Iterable[Sequence[bytes]], wanted: Collection[int]) -> dic
 
 
 def shown_token(given: bytes) -> str:
-    """Return the text of one token; bytes that don't form a whole character in it are shown in hex, such as ⟨F0 9F⟩."""
+    """Return the text of a token, with bytes that are only part of a character in hex, such as ⟨F0 9F⟩."""
     try:
         return given.decode()
     except UnicodeDecodeError:

@@ -64,10 +64,10 @@ LOOK_S = 1.0
 class RolloutWriter:
     """Writes rollouts to the store of a run; `add` returns at once, and added rollouts survive a crash.
 
-    A rollout is on disk either whole or not at all. If the store can't accept a rollout for now, because another
-    process has locked it or its disk is full, the rollout stays in memory, and the write is retried with the next job
-    and when the writer is closed. Rollouts that can't be written then either, and those that the store refuses for
-    good, are counted in `lost` and logged as a warning; the run continues.
+    A rollout is on disk either whole or not at all. A locked store or a full disk can't accept a rollout for now. The
+    rollout then stays in memory, and the write is retried with the next job and when the writer is closed. Rollouts
+    that can't be written even then, and those that the store refuses for good, are counted in `lost` and logged as a
+    warning; the run continues.
 
     Args:
         folder: The run's folder.

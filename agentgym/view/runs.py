@@ -76,8 +76,8 @@ class Run:
     def is_live(self) -> bool:
         """Return whether the run is active.
 
-        A run is active if the process that locks its folder runs on this machine or, since it may be on another
-        machine, if the folder was written to within STILL_S seconds.
+        A run is active if the process that locks its folder runs on this machine. That process may also run on another
+        machine, so the run counts as active, too, if its folder was written to within the last STILL_S seconds.
         """
         try:
             said = read_bytes(self.folder / LOCK, within=self.folder, most=LARGEST_LOCK)

@@ -14,7 +14,7 @@ MOST_HEADER = 32 << 20
 BYTES_A_BYTE = 8
 """Maximum ratio of a file's size to its space on disk. Compression stays below it, but a sparse file can exceed it."""
 MOST_RANK = 1 << 14
-"""Maximum rank of an adapter that PEFT loads; it allocates matrices of the config's rank before it reads tensors."""
+"""Maximum rank of an adapter. PEFT allocates matrices of the rank in the config before it reads the tensors."""
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:

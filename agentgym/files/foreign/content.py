@@ -11,7 +11,7 @@ from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError, read
 MOST_LEVELS = 200
 """Maximum nesting of lists and objects in JSON, because code that walks them recurses once per level."""
 MOST_VALUES = 1 << 21
-"""Maximum number of lists, objects and commas in one JSON value; each becomes up to 200 bytes of objects."""
+"""Maximum number of lists, objects and commas in one JSON value. In memory, each of them takes up to 200 bytes."""
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 """Errors raised by code that gets values it doesn't expect."""
 _FEW = 1 << 12

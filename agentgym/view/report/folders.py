@@ -155,7 +155,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file, which must not be a link out of its folder; empty if the file doesn't exist."""
+    """Return the bytes of a file, or none if it doesn't exist. A link must not lead out of the file's folder."""
     try:
         return read_bytes(path, within=path.parent)
     except FileNotFoundError:

@@ -91,7 +91,7 @@ def draw_curves(
 
 
 def add_curve(axes: Axes, curve: Curve, color: str) -> None:
-    """Draw the mean of a line; with several seeds, also their range as a band and each seed as a thin line."""
+    """Draw a line's mean; with several seeds, also draw their range as a band and each seed as a thin line."""
     mean = band(curve.seeds)
     if len(curve.seeds) > 1:
         for seed in curve.seeds:
