@@ -37,7 +37,7 @@ ENGINES = {"transformers": TransformersConfig, "sglang": SGLangConfig}
 NO_ENV = "ENV"
 """Placeholder for the env in the help of a command line that names no env."""
 NO_MODEL = "MODEL"
-"""Placeholder for the model of a role that only the command line names, until its flag is parsed."""
+"""Placeholder for the model of a role that the recipe lacks, until the flag for that model is parsed."""
 ROLE = re.compile(r"--models[.]([\w-]+)")
 """Prefix of a model role's flags, with the role's name."""
 AT_A_URL = re.compile(r"--models[.]([\w-]+)[.](url|api[-_]key[-_]env)(=|$)")
@@ -239,7 +239,10 @@ def _nearness(flag: str) -> tuple[int, bool, str]:
 
 
 def _meant(flag: str, known: Sequence[str]) -> str | None:
-    """Return the known flag that an unknown one may mean: by another library's name, its last part, or likeness."""
+    """Return the known flag that an unknown one probably means, or None.
+
+    It is the one that another library calls by this name, one with the same last part, or a similar one.
+    """
     name = flag.rpartition(".")[2].removeprefix("--").replace("-", "_")
     for typed in (ALSO_CALLED.get(name, name), name):
         named = [each for each in known if each.rpartition(".")[2].removeprefix("--") == typed.replace("_", "-")]
@@ -415,7 +418,10 @@ def _pairs(name: str, words: Sequence[str], of: str) -> dict[str, str]:
 
 
 def _with_other_env(recipe: RunConfig, env: Any) -> RunConfig:
-    """Return the recipe with another env and the parameters that it still has, and log the dropped ones on stderr."""
+    """Return the recipe with another env.
+
+    Values of parameters are kept for envs that stay. The others are dropped, and each is reported on stderr.
+    """
     before = {parameter_in(recipe.env, name): value for name, value in recipe.env_args.items()}
     kept = {named: value for named, value in before.items() if named[0] in ((env,) if isinstance(env, str) else env)}
     for each, name in sorted(before.keys() - kept.keys()) if is_first() else ():
@@ -458,7 +464,7 @@ def _under(part: str, message: str) -> str:
 
 
 def _with_flags(message: str, typed: Mapping[str, Any]) -> str:
-    """Replace the fields that a message names with their flags, as they were typed."""
+    """Replace the names of fields in a message with the flags that were typed for them."""
     named = NAMED.match(message)
     if named is None:
         return message

@@ -238,7 +238,7 @@ class ClusterScheduler(BatchScheduler):
         Rollouts that are running ahead for later batches are dropped and run again.
         """
         states = await self.sampler_states()
-        self.workers.renew_schedule = None  # a worker lost until then starts like all others
+        self.workers.renew_schedule = None  # until then, a replacement gets its state from `begin`
         await self.workers.resize(world)
         await self.begin(states)
         self.workers.renew_schedule = self.renew

@@ -165,7 +165,10 @@ def _said(segment: Segment) -> Sequence[Message]:
 
 
 def _add(steps: list[dict[str, Any]], message: Message, *, copied: bool) -> None:
-    """Append a message that isn't a turn: a tool's message to the previous step, any other one as a separate step."""
+    """Append a message that isn't a turn.
+
+    A tool's message becomes a result of the previous step, and any other message a separate step.
+    """
     if message["role"] != "tool":
         steps.append({"step_id": 0, **step_of(message), **({"is_copied_context": True} if copied else {})})
         return
@@ -198,7 +201,7 @@ def _turn_step(segment: Segment, turn: Turn, has_ids: bool) -> dict[str, Any]:
 
 
 def _refer(child: Segment, turn_steps: Sequence[tuple[Turn, dict[str, Any]]], trajectory_id: str) -> None:
-    """Refer to a fork or sub-agent from the turn that opened it, which is the last one sampled before it."""
+    """Add a reference to a fork or sub-agent to the turn that opened it: the last turn sampled before it."""
     if not child.turns:
         return
     before = [step for turn, step in turn_steps if turn.number < child.turns[0].number]

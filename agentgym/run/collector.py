@@ -27,7 +27,7 @@ from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group, Rollout
 
 PlayedShare: TypeAlias = tuple[Sequence[Group], BatchStats | None]
-"""The groups of a batch that one process ran, in task order, and their statistics or None."""
+"""One process's share of a batch: the groups that it ran, in task order, and their statistics or None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ def _refuse_twice(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 
 def _warn_of_overlap(run: "RunConfig", env: type[Env[Any]]) -> None:
-    """Log a warning that names a held-out task that is also trained on, if there is one among the compared tasks."""
+    """Log a warning, with an example, if some of the compared held-out tasks are also trained on."""
     if not (run.max_steps and run.eval_tasks):
         return
     for each in members_of(env):

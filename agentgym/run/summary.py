@@ -170,7 +170,7 @@ def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -
     else:
         return "learned"
     first, end = round(first, 2), round(end, 2)
-    taught = any("teacher/divergence" in row for row in rows)  # a teacher's lessons needn't show in rewards
+    taught = any("teacher/divergence" in row for row in rows)  # learning from a teacher may not raise rewards
     return "reward fell" if end < first else "learned" if end > first or taught else "reward unchanged"
 
 

@@ -154,7 +154,7 @@ class EngineGate:
         while not (self._open.is_set() or usage.dropped):
             with off_the_clock(), usage.held.block(), nullcontext() if attempt is None else attempt.block():
                 await self._open.wait()
-        if usage.dropped:  # It continued although it was cancelled, and the gate won't open for it.
+        if usage.dropped:  # The rollout continued although it was cancelled.
             raise EngineError("the rollout was dropped")
 
     async def release(self, session: str) -> None:

@@ -106,7 +106,7 @@ class Scheduler(Generic[TaskT]):
         for group in [*self._groups, *self._leaving]:
             group.cancel(self._gate.drop)
         async with self._stack:
-            # An error of the block isn't one of the jobs' errors: only a cancellation may come from them.
+            # Only a cancellation of the block may come from the jobs; any other error of the block isn't theirs.
             cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
             await self._jobs.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
@@ -199,7 +199,7 @@ class Scheduler(Generic[TaskT]):
         try:
             self._ended(group, index, usage, await self._player.play(group, index, usage))
         except asyncio.CancelledError:
-            if not self._broken:  # Cancelled but not dropped, so the group still waits for its end.
+            if not self._broken:  # Cancelled but not dropped, so the group still waits for this rollout.
                 self._ended(group, index, usage, group.failed_rollout(index, CANCELLED))
             raise
         except BaseException:
@@ -228,7 +228,7 @@ class Scheduler(Generic[TaskT]):
                 self._gate.shut()
 
     def _ended(self, group: GroupState[TaskT], index: int, usage: RolloutUsage, done: Rollout) -> None:
-        if group.closed or usage.dropped:  # It ended while it was being cancelled.
+        if group.closed or usage.dropped:  # The rollout ended while it was being cancelled.
             return
         group.end(index, done)
         usage.stopped = asyncio.get_running_loop().time()
@@ -247,7 +247,7 @@ class Scheduler(Generic[TaskT]):
             for rollout in rollouts:
                 try:
                     self._on_rollout(rollout)
-                except asyncio.CancelledError as error:  # it would silently end the task that runs the rollout
+                except asyncio.CancelledError as error:  # it would silently end the rollout's asyncio task
                     raise AgentGymError("on_rollout raised CancelledError; raise another error to stop") from error
 
     async def _judge(self, group: GroupState[TaskT]) -> None:
@@ -264,7 +264,7 @@ class Scheduler(Generic[TaskT]):
             raise
 
     def _close(self, group: GroupState[TaskT]) -> None:
-        """Cancel the rollouts that a complete group doesn't need, and replace the group if the policy requires it."""
+        """Cancel the rollouts that a complete group doesn't need, and replace the group if `BatchPolicy` says so."""
         self._policy.rollouts_ended(group.unended)
         group.close(next(self._closings), self._gate.drop)
         if len(group.scored) > 1 and not group.signal:
@@ -272,7 +272,7 @@ class Scheduler(Generic[TaskT]):
         if self._policy.replaces(group, self._ledger.replaced):
             self._ledger.replace()
             self._drop(group)
-            with suppress(AllInPlay):  # `_wait` starts it as soon as a task is free.
+            with suppress(AllInPlay):  # `_wait` starts a new group once a task is free.
                 self._fill()
         self._changed.set()
 

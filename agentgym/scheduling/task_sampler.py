@@ -106,7 +106,7 @@ class _Rounds(Generic[TaskT]):
 
 
 def _of_ids_that_differ(tasks: Iterator[TaskT], wanted: int, name: str) -> list[TaskT]:
-    """Return the next tasks, skipping those whose id is already among them, because they would form one group.
+    """Return the next tasks, each with a new id, because two tasks with the same id would form one group.
 
     Tasks created from an index or by a generator may repeat an id; for rows of data, `refuse_twice` rejects repeated
     ids.
@@ -319,8 +319,8 @@ class TaskSampler(Generic[TaskT]):
         """Return the state of this sampler as JSON values.
 
         Args:
-            in_play: The work that the process would lose if it stopped now. If None, the state has
-                the work that the stopped run had lost.
+            in_play: The work that the process would lose if it stopped now. If None, the state has the work
+                that the stopped run had lost.
         """
         sharding = self._sharding
         return SamplerState(

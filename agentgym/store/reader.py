@@ -361,7 +361,7 @@ def _conditions(
 
 
 def _any(*conditions: str) -> str:
-    """Return one condition that holds if any of these does, so that each is looked up in its own index."""
+    """Join conditions with "or", in a form for which SQLite uses the index of each condition."""
     return f"number IN ({' UNION '.join(f'SELECT number FROM rollouts WHERE {one}' for one in conditions)})"
 
 

@@ -59,7 +59,7 @@ def _trained(
     advantages = np.concatenate([sample.advantages[sample.loss_mask] for sample in parts])
     logprobs = np.concatenate([of for of, _ in scored]) if len(scored) == len(parts) else None
     if logprobs is not None and len(logprobs) != sum(lengths):
-        logprobs = None  # only some sampled tokens were trained, and nothing would say which
+        logprobs = None  # only some sampled tokens were trained, and a store can't tell which
     moved = any(changed for _, changed in scored)
     gap = None if logprobs is None or moved else np.abs(logprobs - segment.logprobs[segment.sampled]).max()
     return Trained(

@@ -260,5 +260,5 @@ def _metrics(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_metric(value: object) -> bool:
-    """Return whether the value is a number that a float can represent; JSON has larger ones."""
+    """Return whether the value is a number that fits in a float; numbers in JSON may be larger."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)

@@ -207,7 +207,7 @@ def _folders(named: Path, depth: int = 0) -> Iterator[Path]:
 
 
 def _runs(process: int) -> bool:
-    if process <= 0:  # it would mean a process group
+    if process <= 0:  # os.kill would then signal a process group
         return False
     try:
         os.kill(process, 0)

@@ -69,7 +69,7 @@ def check_ranks(folder: Path) -> None:
 
 
 def _real(folder: Path) -> tuple[Path, Path]:
-    """Return the folder with links resolved, and the folder that links in it must not lead out of."""
+    """Return the adapter's folder with links resolved, and the folder that must contain the targets of its links."""
     folder = real_path(folder)
     return folder, folder.parents[1] if folder.parent.name == "snapshots" else folder
 

@@ -177,7 +177,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def kept_runs(folders: Sequence[Path]) -> list[KeptRun]:
-    """Return the runs and evaluations of these folders; if a folder is neither, those directly below it.
+    """Return the runs and evaluations of these folders; for a folder that is neither, those directly below it.
 
     Raises:
         AgentGymError: If a folder doesn't exist or has no run, or if two names lead to the same folder.

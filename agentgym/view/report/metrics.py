@@ -66,7 +66,7 @@ def shown(found: Spread | None) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number with three decimals, one if its absolute value is at least 100, or none if it is an integer."""
+    """Format a number: with three decimals, with one from an absolute value of 100 on, and an integer with none."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 

@@ -14,7 +14,7 @@ from agentgym.view.report.folders import measured
 from agentgym.view.report.lines import Line, band
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Colors that color-blind readers can tell apart (Okabe and Ito), and one more."""
+"""Colors that color-blind readers can tell apart: those of Okabe and Ito, and one more."""
 PARTS = 1000
 """Largest number of parts that a curve is reduced to, since a picture is 840 pixels wide."""
 CHARTS = (
