@@ -179,7 +179,7 @@ def _docker() -> Iterator[Finding]:
         detail, get = str(error).split(": ", 1)
         yield Finding(name=engine.name, ok=False, detail=f"one responds at {address()}, but {detail}", get=get)
         return
-    except Exception as error:  # The engine's and the connection's errors share no base class.
+    except Exception as error:  # Docker's errors and those of the connection share no base class.
         yield Finding(name=engine.name, ok=False, detail=str(error), get=engine.get)
         return
     try:
@@ -190,7 +190,7 @@ def _docker() -> Iterator[Finding]:
     except SandboxError as error:
         why_not = str(error).rpartition(": ")[0] or str(error)
         yield Finding(name="sandbox image", ok=False, detail=why_not, get="agentgym sandbox build")
-    except Exception as error:  # The engine's and the connection's errors share no base class.
+    except Exception as error:  # Docker's errors and those of the connection share no base class.
         yield Finding(name=engine.name, ok=False, detail=f"{type(error).__name__}: {error}", get=engine.get)
     finally:
         client.close()
@@ -206,7 +206,7 @@ def _bubblewrap() -> Finding:
 
 
 def _with_reset(found: Finding, spec: SandboxSpec) -> Finding:
-    """Return a finding that also describes how its sandboxes are reset, which requires starting one."""
+    """Return the finding with a description of how its sandboxes are reset; a sandbox is started to find out."""
     from agentgym.sandboxes.choose import how_it_resets
 
     try:
@@ -226,7 +226,7 @@ def _podman() -> Finding:
 
 
 def _runsc() -> Finding:
-    """Return whether the engine has gVisor as a runtime; a remote engine may, even if this machine has no runsc."""
+    """Return whether the Docker engine has gVisor as a runtime; one on another machine may, even without runsc here."""
     path = shutil.which("runsc")
     get = "install gVisor (https://gvisor.dev), and register it with the engine as in sandbox/README.md of a checkout"
     if "runsc" in _runtimes():
@@ -239,13 +239,13 @@ def _runsc() -> Finding:
 
 
 def _runtimes() -> set[str]:
-    """Return the possible values of a sandbox's `runtime`, empty if no engine responds."""
+    """Return the Docker engine's runtimes (values of a sandbox's `runtime`), or an empty set if none responds."""
     from agentgym.sandboxes.docker.client import connect
 
     try:
         with closing(connect(timeout_s=5)) as client:
             return set(client.info()["Runtimes"])
-    except Exception:  # The engine's and the connection's errors share no base class.
+    except Exception:  # Docker's errors and those of the connection share no base class.
         return set()
 
 

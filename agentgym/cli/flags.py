@@ -37,7 +37,7 @@ ENGINES = {"transformers": TransformersConfig, "sglang": SGLangConfig}
 NO_ENV = "ENV"
 """Placeholder for the env in the help of a command line that names no env."""
 NO_MODEL = "MODEL"
-"""Placeholder for the model of a role that only the command line names, until its flag is parsed."""
+"""Placeholder for the model of a role that the recipe lacks, until the flag for that model is parsed."""
 ROLE = re.compile(r"--models[.]([\w-]+)")
 """Prefix of a model role's flags, with the role's name."""
 AT_A_URL = re.compile(r"--models[.]([\w-]+)[.](url|api[-_]key[-_]env)(=|$)")
@@ -172,7 +172,9 @@ def _said(parameter: Parameter[Any], value: Any) -> str:
 
 
 def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterable[str]) -> dict[str, str]:
-    """Return the values of the flags with these prefixes, which only an env knows, among tyro's leftover words.
+    """Return the values of the flags with these prefixes among the words that tyro left over.
+
+    tyro doesn't know these flags, because their names depend on the env.
 
     Args:
         rest: The words that tyro left over.
@@ -181,8 +183,7 @@ def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterabl
 
     Raises:
         RefusedWords: If a word isn't such a flag, or if a flag has no value. For an unknown flag, the message
-            suggests a
-            known one.
+            suggests a known one.
     """
     found: dict[str, str] = {}
     words = iter(rest)
@@ -233,12 +234,15 @@ def _known(recipe: RunConfig, tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _nearness(flag: str) -> tuple[int, bool, str]:
-    """Return a sort key by how likely a flag is meant: the run's first, then training's, then those of other parts."""
+    """Return a sort key for suggestions: first the run's own flags, then those of training, then all others."""
     return flag.count("."), not flag.startswith("--train."), flag
 
 
 def _meant(flag: str, known: Sequence[str]) -> str | None:
-    """Return the known flag that an unknown one may mean: by another library's name, its last part, or likeness."""
+    """Return the known flag that an unknown one probably means, or None.
+
+    It is the one that another library calls by this name, one with the same last part, or a similar one.
+    """
     name = flag.rpartition(".")[2].removeprefix("--").replace("-", "_")
     for typed in (ALSO_CALLED.get(name, name), name):
         named = [each for each in known if each.rpartition(".")[2].removeprefix("--") == typed.replace("_", "-")]
@@ -248,7 +252,10 @@ def _meant(flag: str, known: Sequence[str]) -> str | None:
 
 
 def _tree(kind: type, now: Any) -> dict[str, Any]:
-    """Return a config's flags by field: a tree for a part, a switch's value, and None for any other field."""
+    """Return a config's flags as a tree, by field.
+
+    The value of a part is its own tree, that of a switch is True or False, and that of any other field is None.
+    """
     tree: dict[str, Any] = {}
     for name, hint in _hints(kind).items():
         value = getattr(now, name, None)
@@ -411,7 +418,10 @@ def _pairs(name: str, words: Sequence[str], of: str) -> dict[str, str]:
 
 
 def _with_other_env(recipe: RunConfig, env: Any) -> RunConfig:
-    """Return the recipe with another env and the parameters that it still has, and log the dropped ones on stderr."""
+    """Return the recipe with another env.
+
+    Values of parameters are kept for envs that stay. The others are dropped, and each is reported on stderr.
+    """
     before = {parameter_in(recipe.env, name): value for name, value in recipe.env_args.items()}
     kept = {named: value for named, value in before.items() if named[0] in ((env,) if isinstance(env, str) else env)}
     for each, name in sorted(before.keys() - kept.keys()) if is_first() else ():
@@ -454,7 +464,7 @@ def _under(part: str, message: str) -> str:
 
 
 def _with_flags(message: str, typed: Mapping[str, Any]) -> str:
-    """Replace the fields that a message names with their flags, as they were typed."""
+    """Replace the names of fields in a message with the flags that were typed for them."""
     named = NAMED.match(message)
     if named is None:
         return message
@@ -474,7 +484,11 @@ def _flags_of(field: str, typed: Mapping[str, Any]) -> list[str]:
 
 
 def is_told(error: Exception) -> bool:
-    """Return whether an error's message says what to do: an agentgym error, or agentgym's refusal of a named field."""
+    """Return whether an error's message says what to do.
+
+    That is so for agentgym's own error types, and for a ValueError or TypeError that agentgym raises and that names a
+    field.
+    """
     if isinstance(error, AgentGymError | StoreError):
         return True
     last = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)][-1:]
@@ -504,7 +518,7 @@ def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[
 
 
 def refusal(said: str) -> str:
-    """Return the first sentence of tyro's framed error message; if stdout is ASCII, the frame has no sides."""
+    """Return the first sentence of tyro's error message without its frame, which has no sides if stdout is ASCII."""
     lines: list[str] = []
     for line in said.splitlines():
         words = line.strip("│ ")

@@ -45,7 +45,7 @@ def gc(dry_run: bool = False, images: bool = False) -> int:
 
 
 def _former_images() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield each image of other versions, and a function that removes it; nothing if no engine runs."""
+    """Yield each image of other versions, and a function that removes it; nothing if no Docker engine runs."""
     from agentgym.sandboxes.docker.images.former import former_images, remove_former
 
     with _engine() as client:
@@ -66,7 +66,10 @@ def _count_former_images() -> None:
 
 @contextmanager
 def _engine(*, told: bool = False) -> "Iterator[docker.APIClient | None]":
-    """Yield a client of the engine, or None if no engine runs. That is printed, unless the user was already `told`."""
+    """Yield a connection to the Docker engine, or None if none runs.
+
+    In the latter case, the reason is printed unless the user was already `told`.
+    """
     from agentgym.sandboxes.docker.client import connect
 
     try:
@@ -81,7 +84,10 @@ def _engine(*, told: bool = False) -> "Iterator[docker.APIClient | None]":
 
 
 def _left_in_engine() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield each leftover of ended clients in the engine, and a function that removes it; nothing if no engine runs."""
+    """Yield each thing that an ended program left in the Docker engine, and a function that removes it.
+
+    Yields nothing if no Docker engine runs.
+    """
     from agentgym.sandboxes.docker.heartbeat import remove_container, remove_volume
 
     with _engine() as client:
@@ -96,7 +102,10 @@ def _left_in_engine() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _ended_clients(client: Any) -> "list[Traces]":
-    """Return the ended clients, checking twice if one is silent whose process isn't visible from here."""
+    """Return what programs that have ended left in the Docker engine.
+
+    A program whose process isn't visible from here is checked twice: it has ended if it stays silent.
+    """
     from agentgym.sandboxes.docker.heartbeat import LOOKS_S, Lookout, engine_time, traces
 
     lookout = Lookout()

@@ -172,7 +172,7 @@ def _parser(commands: Mapping[str, Any], *, brief: bool) -> Any:
     If `brief`, each has only the first sentence of its help, so that the list of all commands fits on a screen.
     """
     made = [_subcommand(name, given, brief=brief) for name, given in commands.items()]
-    # A union needs two members, even if there is one command.
+    # A union needs two members, even if there is only one command.
     return Union[(*made, Annotated[None, tyro.conf.Suppress])]
 
 

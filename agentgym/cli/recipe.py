@@ -55,11 +55,11 @@ def main(recipe: RunConfig, *, callbacks: Iterable[Callback] = ()) -> None:
     servers, and `--engine module:Class` through a custom engine; the flags under `--engine.` are then that engine's.
     `--teacher-engine` does the same for a teacher. `--help` starts with the docstring of the program.
 
-    The last line on stdout is the summary as JSON. Ctrl-C ends with exit status 130 and SIGTERM with 143, after one
-    line on stderr that names the run's folder and the command that resumes it; a second Ctrl-C ends at once. An
-    unknown flag ends with exit status 2 and the flag's name on stderr. A setting that doesn't fit the env, the model
-    or the folder, an agentgym error, a full disk and a missing package are reported as one line on stderr, with exit
-    status 1.
+    The last line on stdout is the summary as JSON. After Ctrl-C, the exit status is 130, and after
+    SIGTERM 143. One line on stderr then names the run's folder and the command that resumes it; a second Ctrl-C exits
+    at once. For an unknown flag, the exit status is 2, and stderr names the flag. Other errors are reported as one line
+    on stderr, with exit status 1: a setting that doesn't fit the env, the model or the folder, an agentgym error, a
+    full disk, or a missing package.
 
     Args:
         recipe: The recipe.
@@ -192,11 +192,14 @@ def _flag(name: str, value: str) -> list[str]:
 
 
 class Stop:
-    """Turns the first SIGINT or SIGTERM into a cancellation of the run. Open it from before the run's start to its end.
+    """Turns the first SIGINT or SIGTERM into a cancellation of the run.
+
+    Open it before the run starts, and keep it open until the run ends.
 
     Before the run has started, or has connected to the other processes that torchrun starts, there is nothing to clean
-    up, so the process exits immediately: another process may have been refused or killed and never connect. A second
-    Ctrl-C always ends the process; a SIGTERM after the first signal, which torchrun sends, is ignored.
+    up, so the process exits at once. Waiting for the others could take forever, since one of them may have been refused
+    or killed. A second Ctrl-C always ends the process; a SIGTERM after the first signal, which torchrun sends, is
+    ignored.
     """
 
     def __init__(self) -> None:
@@ -204,7 +207,7 @@ class Stop:
         """Number of the first signal, or None if no signal has arrived."""
         self.folder: Path | None = None
         self.made: Path | None = None
-        """The run's folder if it was created for the run, and is removed if the run doesn't start."""
+        """The run's folder if this process created it and removes it should the run not start; otherwise None."""
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._before: dict[int, Any] = {}
 

@@ -24,7 +24,7 @@ def view(
     """Show runs and evaluations in the browser, finished or not: curves, tables, and rollouts token by token.
 
     It prints the address of a page on this machine and serves it until Ctrl-C. The folders, which may come from a
-    stranger's, are only read: the search index is stored in the user's cache. The address contains a token, without
+    stranger, are only read: the search index is stored in the user's cache. The address contains a token, without
     which requests are refused.
 
     For example:

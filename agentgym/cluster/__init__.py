@@ -1,1 +1,4 @@
-"""A run's parts as Ray actors: rollout workers, trainers and servers, coordinated by one driver."""
+"""A run's parts as Ray actors: rollout workers, trainers and servers.
+
+The driver is the process that starts and calls them.
+"""

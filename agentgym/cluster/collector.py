@@ -1,4 +1,4 @@
-"""The driver's side of the rollout workers: their engines as one engine, their schedulers as one scheduler."""
+"""Rollout workers as the driver uses them: their engines as one engine, and their schedulers as one scheduler."""
 
 import asyncio
 from collections import Counter
@@ -32,15 +32,17 @@ SAME = 1e-3
 class WorkerEngines:
     """Combines the engines of all workers into one `Engine`.
 
-    It sends each policy to every worker, and compares the workers' scores. `servers` is the driver's client of the
-    servers that the workers use; None if each worker has its own engine.
+    It sends each policy to every worker, and compares the workers' scores. `servers` is the engine with which the
+    driver reaches the servers that all workers use; None if each worker has a separate engine in its process.
     """
 
     def __init__(self, workers: Workers, tokenizer: ChatTokenizer | None, servers: Any | None) -> None:
         self._workers, self._tokenizer, self._servers = workers, tokenizer, servers
         self._version = 0
         self._given: Any = None
-        """The policy in the object store, or the result of pushing it to the servers; None for the base model."""
+        """The current policy: a reference to it in Ray's object store, or the result of pushing it to the servers. None
+        for the base model.
+        """
         workers.renew_policy = self._renew
 
     @property
@@ -69,7 +71,7 @@ class WorkerEngines:
 
     @property
     def counts(self) -> Any:
-        """The counters of the driver's client of the servers; None if there is no such client."""
+        """The counters of the engine with which the driver reaches the servers; None if there is no such engine."""
         return getattr(self._servers, "counts", None)
 
     async def generate(
@@ -112,11 +114,11 @@ class WorkerEngines:
             await answer(worker.pull.remote(self._given))
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        """Return the engines' log-probabilities.
+        """Return the log-probabilities under the workers' engines.
 
         Raises:
-            EngineError: If a worker's log-probabilities differ from those of worker 0, which means that its policy is
-                another one. The message names the worker.
+            EngineError: If a worker's log-probabilities differ from those of worker 0, which means that the two have
+                different policies. The message names the worker.
         """
         if self._servers is not None:
             scores: Floats = await self._servers.score(token_ids, sampling=sampling)
@@ -192,7 +194,7 @@ class ClusterScheduler(BatchScheduler):
     begun: Counter[int] = field(default_factory=Counter)
     """Groups of the current batch that lost workers had started, by rank."""
     counted: Counter[int] = field(default_factory=Counter)
-    """Rollouts that already count as lost in the next batch's statistics, by rank."""
+    """By a lost worker's rank, the number of its rollouts of the current batch that already count as lost."""
 
     async def begin(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Open every worker's scheduler from these states, which may come from a different number of workers."""
@@ -236,7 +238,7 @@ class ClusterScheduler(BatchScheduler):
         Rollouts that are running ahead for later batches are dropped and run again.
         """
         states = await self.sampler_states()
-        self.workers.renew_schedule = None  # a worker lost until then starts like all others
+        self.workers.renew_schedule = None  # until then, a replacement gets its state from `begin`
         await self.workers.resize(world)
         await self.begin(states)
         self.workers.renew_schedule = self.renew

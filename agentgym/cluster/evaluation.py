@@ -69,7 +69,7 @@ def elsewhere(model: Model, field: str) -> Elsewhere:
 
 @asynccontextmanager
 async def opened(given: Elsewhere) -> AsyncIterator[Path | str | Engine]:
-    """Open an endpoint or a client of servers; yield names and folders unchanged."""
+    """Open an endpoint, or an engine for running servers; yield names and folders unchanged."""
     if isinstance(given, str | Path):
         yield given
     elif isinstance(given, Endpoint):

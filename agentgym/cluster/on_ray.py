@@ -211,9 +211,9 @@ class Cluster:
     async def _client(
         self, servers: Servers | None, tokenizer: ChatTokenizer | None
     ) -> AsyncIterator[SGLangEngine | None]:
-        """Open the driver's client of the servers, which pushes policies.
+        """Open the engine with which the driver pushes policies to the servers.
 
-        Yields None if each worker has its own engine.
+        Yields None if the run uses no servers. Each worker then has a separate engine in its process.
         """
         run, config = self.run, self.run.engine
         if not isinstance(config, SGLangConfig):
@@ -234,6 +234,6 @@ class Cluster:
 
 
 async def _moved(client: SGLangEngine, workers: Workers, old: str, new: str) -> None:
-    """Tell the driver's client and all workers the new URL of a lost server."""
+    """Tell the driver's engine and all workers the new URL of a lost server."""
     client.move(old, new)
     await workers.ask_all("move", old, new)

@@ -29,7 +29,7 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 T = TypeVar("T")
 LOST_S = 10.0
-"""Seconds to wait, after a training process's error, for another process to end, which is then considered the cause."""
+"""Seconds to wait, after an error in one training process, for another process to end, which is then the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class TrainerProcess:
         self._kept = self._opened.snapshot()
 
     def kept(self) -> Snapshot | None:
-        """Return the stored snapshot, which is complete if an adapter is trained."""
+        """Return this process's snapshot, which is the whole adapter, or a part of a fully trained model."""
         return self._kept
 
     def write_part(self, folder: Path, step: int, run: Mapping[str, Any], keep: int) -> None:
@@ -171,7 +171,7 @@ class ClusterTrainer:
         return self._opened.dtype
 
     async def gather(self, objects: list[T]) -> list[T]:
-        """Return the driver's objects, since the driver collects all processes' rollouts itself."""
+        """Return the objects unchanged: the driver is one process, and already has the rollouts of all workers."""
         return objects
 
     def first(self, work: Callable[[], T]) -> T:

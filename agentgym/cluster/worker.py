@@ -146,7 +146,7 @@ class RolloutWorker:
             engine.move(old, new)
 
     async def hold(self) -> None:
-        """Send no requests until `pull`, if pushing a policy changes the weights under requests that are running."""
+        """Send no requests until `pull` is called, if a push would change the weights under running requests."""
         await self._shared.hold()
 
     async def pull(self, pushed: Any) -> None:

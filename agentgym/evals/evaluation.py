@@ -94,9 +94,8 @@ class Evaluation:
     def ids_solved(self, least: float, most: float, *, solved: float | None = None) -> list[str]:
         """Return the ids of the tasks whose share of solved rollouts is between `least` and `most`, inclusive.
 
-        Only scored rollouts count, and tasks without any are left out. If the ids are written to a file, one per
-        line, the
-        file can be a run's `tasks_from`.
+        Only scored rollouts count, and tasks without any are left out. If the ids are written to a file, one per line,
+        the file can be a run's `tasks_from`.
 
         Args:
             least: The smallest share, from 0 to 1.

@@ -15,7 +15,7 @@ from agentgym.store.run_settings import SETTINGS
 from agentgym.tools.tool_threads import in_own_thread
 
 Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]
-"""Digests of the parts of each model that its outputs depend on, by model name ("" is the evaluated model) and part."""
+"""By model name ("" for the evaluated model) and part, digests of everything that the model's outputs depend on."""
 KEPT = "fingerprints"
 """The key of the fingerprints in an evaluation's settings."""
 PARTS = {
@@ -30,8 +30,8 @@ PARTS = {
 }
 """Descriptions of the parts of a fingerprint, for messages."""
 _OPENED = ("weights", "adapter")
-"""The parts that an opened engine adds for a model given by name, so that an open engine may resume the
-evaluation.
+"""The parts that are known only once a model given by name is open. They are stored, too, so that the evaluation can be
+resumed with an open engine instead of the name.
 """
 
 

@@ -76,7 +76,7 @@ def settings_of(
 
 
 class KeptRollouts:
-    """Stores each rollout of an evaluation in its folder when it ends, and has the rollouts that were stored before."""
+    """Stores each rollout of an evaluation in its folder when it ends, and provides those that were stored before."""
 
     def __init__(self, held: LockedFolder, store: RolloutWriter, played: dict[str, Rollout]) -> None:
         self._held, self._store = held, store
@@ -188,9 +188,9 @@ def kept_in(
     have changed.
 
     Raises:
-        ValueError: If settings, tasks or fingerprints differ from those with which the folder was started, if the
-            folder contains other tasks or more than `k` rollouts of a task, or if a store couldn't return a task
-            unchanged. The message names the field.
+        ValueError: If settings, tasks or fingerprints differ from those with which the folder was started, or if the
+            folder contains other tasks or more than `k` rollouts of a task. Also if a task has fields that a store
+            can't return unchanged. The message names the field.
     """
     refuse_unkept(tasks)
     make_folder(folder)

@@ -106,7 +106,7 @@ async def open_playing(
 
 
 async def _apart(work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the coroutine's result, or None if it was cancelled but the task that awaits it was not."""
+    """Return the coroutine's result, or None if the coroutine was cancelled but the code that awaits it was not."""
     try:
         return await asyncio.create_task(work)
     except asyncio.CancelledError:

@@ -63,12 +63,14 @@ class Rescored:
     kept: int = 0
     """Number of rollouts without a reward, which stay without one."""
     not_kept: int = 0
-    """Number of rollouts that couldn't be written. If there is any, no folder is left, and this counts all rollouts."""
+    """Number of rollouts that couldn't be written. If one couldn't, nothing is saved, and this is the number of all
+    rollouts.
+    """
     failures: list[str] = field(default_factory=list)
     """The errors of rollouts that had a reward before but have none after."""
     reward: Change = field(default_factory=Change)
     rewards: dict[str, Change] = field(default_factory=lambda: defaultdict(Change))
-    """The unweighted named rewards; 0 for a rollout without one of that name."""
+    """Changes of the named rewards, before weighting, by name. A rollout without a reward of that name counts as 0."""
 
     def add(self, before: Rollout, after: Rollout) -> None:
         """Count a rollout that had a reward."""
@@ -131,7 +133,7 @@ async def rescore(
 
 
 def _refuse_taken(output_dir: Path) -> None:
-    """Raise ValueError if this path exists and isn't an empty folder. A dangling link counts as existing."""
+    """Raise ValueError if this path exists, even as a dangling link, and isn't an empty folder."""
     if os.path.lexists(output_dir) and (
         output_dir.is_symlink() or not output_dir.is_dir() or any(output_dir.iterdir())
     ):

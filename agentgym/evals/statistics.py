@@ -16,7 +16,7 @@ Array: TypeAlias = NDArray[np.float64]
 Z = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution."""
 MOST_TRIALS = 1e6
-"""The largest effective number of trials, for values that hardly differ."""
+"""Upper limit of the effective number of trials, which has no bound if the values hardly differ."""
 _TAIL = 0.025
 """The probability that a bound is on the wrong side of the true value."""
 _CHUNK = 1 << 22
@@ -26,8 +26,8 @@ _CHUNK = 1 << 22
 def pass_at_k(scored: int, solved: int, k: int) -> float:
     """Estimate without bias the probability that at least one of `k` attempts solves a task.
 
-    The estimate is 1 - C(n - c, k) / C(n, k) if c of n attempts are solved (Chen et al., 2021,
-    https://arxiv.org/abs/2107.03374); nan if fewer than k attempts are scored.
+    With c of n attempts solved, the estimate is 1 - C(n - c, k) / C(n, k) (Chen et al., 2021,
+    https://arxiv.org/abs/2107.03374). It is nan if fewer than k attempts are scored.
     """
     return 1 - comb(scored - solved, k) / comb(scored, k) if scored >= k else float("nan")
 
@@ -35,8 +35,8 @@ def pass_at_k(scored: int, solved: int, k: int) -> float:
 def pass_hat_k(scored: int, solved: int, k: int) -> float:
     """Estimate without bias the probability that all of `k` attempts solve a task.
 
-    The estimate is C(c, k) / C(n, k) if c of n attempts are solved, which tau-bench calls pass^k (Yao et al.,
-    2024, https://arxiv.org/abs/2406.12045); nan if fewer than k attempts are scored.
+    With c of n attempts solved, the estimate is C(c, k) / C(n, k), which tau-bench calls pass^k (Yao et al., 2024,
+    https://arxiv.org/abs/2406.12045). It is nan if fewer than k attempts are scored.
     """
     return comb(solved, k) / comb(scored, k) if scored >= k else float("nan")
 
@@ -59,8 +59,8 @@ def interval_over_tasks(
     Args:
         values: One value per task.
         weights: The number of rollouts that each value averages; None weights all values equally.
-        least: The smallest possible value; smaller values lower it.
-        most: The largest possible value; larger values raise it.
+        least: The smallest possible value. If one of `values` is smaller, that one is used.
+        most: The largest possible value. If one of `values` is larger, that one is used.
 
     Returns:
         The bounds; nan if there are no values.
@@ -76,10 +76,12 @@ def interval_over_tasks(
 def intervals(values: Array, weights: Array | None = None, *, least: float, most: float) -> tuple[Array, Array]:
     """Return the lower and upper bounds for each row of task values; see `interval_over_tasks`.
 
-    The bounds are those of Clopper and Pearson (1934) for the number of trials that would give the variance of the
-    mean, which Korn and Graubard (1998) call the effective sample size. For values of 0 and 1, it is the number of
-    tasks, and the interval is exact. Since the sample may miss a rare kind of task, each bound is at least as far
-    from the mean as it can be moved by a kind that a sample of this size misses in 2.5 % of all cases.
+    The bounds are those of Clopper and Pearson (1934). Their number of trials is the one at which a share has the
+    variance of the mean, which Korn and Graubard (1998) call the effective sample size. For values of 0 and 1, that is
+    the number of tasks, and the interval is exact.
+
+    The sample may miss a rare kind of task: one that makes up so small a share of all tasks that 2.5 % of all samples
+    of this size have none of it. Each bound is at least as far from the mean as such a kind could move the mean.
     """
     unit = (values - least) / (most - least)
     weight = np.ones_like(unit) if weights is None else weights / weights.mean(1, keepdims=True)
@@ -98,7 +100,7 @@ def intervals(values: Array, weights: Array | None = None, *, least: float, most
 
 
 def _fewer(tasks: Array) -> Array:
-    """Return the factor by which an estimated variance reduces the effective sample size (Student's t)."""
+    """Return the factor that reduces the effective sample size because the variance is only estimated (Student's t)."""
     free = np.maximum(tasks - 1, 1.0)
     more = [  # Abramowitz and Stegun, 26.7.5
         (Z**3 + Z) / 4,
@@ -165,9 +167,9 @@ def beta_share(x: Array, a: Array, b: Array, log_beta: Array) -> Array:
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of a paired permutation test: how often random signs give a mean at least as large.
 
-    If both sides are equal, each task's difference could just as well have had the other sign (Fisher, 1935). Up
-    to EXACT_TASKS tasks, all sign flips are tried; for more, RESAMPLES random ones and the given one. Returns nan
-    if there are no tasks.
+    If both sides are equal, each task's difference could just as well have had the other sign (Fisher, 1935). With up
+    to EXACT_TASKS tasks, all combinations of signs are tried. With more, RESAMPLES random combinations and the observed
+    one are. Returns nan if there are no tasks.
     """
     difference = np.asarray(differences, np.float64)
     if not len(difference):
@@ -186,6 +188,6 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def least_p(differences: Sequence[float]) -> float:
-    """Return the smallest value that `sign_flip_p` could have for differences of these sizes: with all signs equal."""
+    """Return the smallest p-value that differences of these sizes could have: the one if all had the same sign."""
     differing = sum(difference != 0 for difference in differences)
     return float(min(1.0, 2.0 ** (1 - differing))) if differences else float("nan")

@@ -29,9 +29,8 @@ def unplayed(env: type[Env[Any]], task: Any, rollout: Rollout) -> Env[Any]:
     """Return an instance in its state at the end of the rollout, as far as that is known without running the env.
 
     If the env defines `restore_played`, which restores the rest, all attributes can be read. Otherwise, reading the
-    sandbox, or an attribute that the env's own code assigns, raises UnplayedError. `reads_of` also returns this
-    error, in
-    case the env's code swallows it.
+    sandbox, or an attribute that the env's own code assigns, raises UnplayedError. `reads_of` also returns this error,
+    in case the env's code swallows it.
     """
     restores = env.restore_played is not Env.restore_played
     cls: type = env

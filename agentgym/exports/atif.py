@@ -29,7 +29,9 @@ CONTINUED = ("compaction", "rerender")
 
 
 def documents(stored: StoredRollout, name: str, model: str | None) -> dict[str, dict[str, Any]]:
-    """Return a rollout as trajectories by file name: `name`, and one for each continuation of it.
+    """Return a rollout as trajectories by file name: `name`, and one file for each continuation of it.
+
+    A continuation is a segment that replaced the previous one, such as a compaction.
 
     Args:
         stored: The rollout.
@@ -111,7 +113,7 @@ def _document(rollout: Rollout, segment: Segment, model: str | None) -> dict[str
 
 
 def _embedded(rollout: Rollout, first: Segment, model: str | None) -> list[dict[str, Any]]:
-    """Return a fork or a sub-agent and its continuations, each of which names the next by trajectory_id."""
+    """Return the trajectories of a fork or sub-agent and its continuations. Each names the next one's trajectory_id."""
     made = [_document(rollout, segment, model) for segment in _chain(rollout, first)]
     for document, following in pairwise(made):
         document["continued_trajectory_ref"] = following["trajectory_id"]
@@ -141,7 +143,7 @@ def _has_ids(segment: Segment) -> bool:
 
 
 def _steps(rollout: Rollout, segment: Segment) -> tuple[list[dict[str, Any]], list[tuple[Turn, dict[str, Any]]]]:
-    """Return a segment's steps in order, and the steps of its turns."""
+    """Return a segment's steps in order, and in addition each of its turns with its step."""
     steps: list[dict[str, Any]] = []
     turn_steps: list[tuple[Turn, dict[str, Any]]] = []
     held = [] if segment.parent is None else _said(rollout.segments[segment.parent])
@@ -163,7 +165,10 @@ def _said(segment: Segment) -> Sequence[Message]:
 
 
 def _add(steps: list[dict[str, Any]], message: Message, *, copied: bool) -> None:
-    """Append a message that isn't a turn: a tool's message to the previous step, any other one as a separate step."""
+    """Append a message that isn't a turn.
+
+    A tool's message becomes a result of the previous step, and any other message a separate step.
+    """
     if message["role"] != "tool":
         steps.append({"step_id": 0, **step_of(message), **({"is_copied_context": True} if copied else {})})
         return
@@ -196,7 +201,7 @@ def _turn_step(segment: Segment, turn: Turn, has_ids: bool) -> dict[str, Any]:
 
 
 def _refer(child: Segment, turn_steps: Sequence[tuple[Turn, dict[str, Any]]], trajectory_id: str) -> None:
-    """Refer to a fork or sub-agent from the turn that opened it, which is the last one sampled before it."""
+    """Add a reference to a fork or sub-agent to the turn that opened it: the last turn sampled before it."""
     if not child.turns:
         return
     before = [step for turn, step in turn_steps if turn.number < child.turns[0].number]

@@ -16,8 +16,9 @@ FAMILY = "ATIF-v1."
 MOST_FILES = 1000
 """Maximum number of files that a trajectory may refer to."""
 MOST_TOKENS = 1 << 24
-"""Maximum tokens of a rollout with its continuations and sub-agents. If a file only has a token count, that many ids
-are created.
+"""Maximum number of token ids of a rollout, including its continuations and sub-agents.
+
+If a file has only the number of tokens, that many ids are created.
 """
 _Id: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 31)]
 
@@ -142,7 +143,7 @@ def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str,
 
 
 def loaded(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, Any]:
-    """Return a file's checked document with its images inserted; all of it counts toward the allowance."""
+    """Return a file's checked document with its images inserted; the file and the images count toward the allowance."""
     found = _checked(path, folder, allowance)
     try:
         put_back(found, path.parent, allowance)

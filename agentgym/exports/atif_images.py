@@ -41,8 +41,8 @@ def _named(part: Mapping[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
 def put_back(document: dict[str, Any], folder: Path, allowance: Allowance) -> None:
     """Replace the file names in a trajectory's parts with the images, reading each file only once.
 
-    Each reference counts the size of its image as base64 text toward the allowance, even if several references name the
-    same file, because each one is stored as text.
+    For each reference, the size of its image as base64 text counts toward the allowance. Several references to one file
+    count several times, because each of them is stored as text.
 
     Args:
         document: The trajectory, changed in place.
@@ -66,7 +66,7 @@ class _Files:
     def __init__(self, folder: Path, allowance: Allowance) -> None:
         self._folder, self._allowance = folder, allowance
         self._read: dict[Path, tuple[int, Any]] = {}
-        """Size as text and content part of each image."""
+        """For each image file read so far, its size in bytes as base64 text, and its content part."""
 
     def part(self, name: str) -> Any:
         """Return the content part of an image file.
@@ -114,7 +114,7 @@ def _read(part: Mapping[str, Any], files: _Files) -> Any:
 
 
 def _contents(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield each location that may contain parts: the step, and the object and field that contain them."""
+    """Yield each place that may contain parts: the step's name, and the object and its field with the parts."""
     for number, step in enumerate(document["steps"], 1):
         results = (step.get("observation") or {"results": ()})["results"]
         places = [(step, "message"), *((result, "content") for result in results)]

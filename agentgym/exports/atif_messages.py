@@ -101,7 +101,7 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
 
 
 def _unanswered(calls: Sequence[str], step: Mapping[str, Any]) -> list[str]:
-    """Return, in order, the calls without an id from the model that no result answers yet."""
+    """Return the invented ids (`UNNAMED`) of the step's calls that no result answers yet, in order."""
     results = (step.get("observation") or {"results": ()})["results"]
     answered = {result.get("source_call_id") for result in results}
     return [call for call in calls if call.startswith(UNNAMED) and call not in answered]

@@ -42,8 +42,8 @@ def read_atif(path: Path) -> Imported:
     """Return the rollout in a trajectory's file and the files of its continuations.
 
     Each step of the agent is a turn, except copied context and steps that no model wrote. The file's token ids are
-    used if every turn has ids and log-probabilities and starts with the ids before it; otherwise the rollout is like
-    one from an endpoint, whose ids are only counters.
+    used only if every turn has ids and log-probabilities, and its context starts with the ids before it. Otherwise the
+    rollout is like one from an endpoint, whose ids are only counters.
 
     Args:
         path: The file.
@@ -83,30 +83,33 @@ def read_atif(path: Path) -> Imported:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A document and its relation to the document that it comes from."""
+    """One trajectory document of a rollout, which becomes a segment."""
 
     where: str
     document: Mapping[str, Any]
     kind: SegmentKind
     parent: int | None
-    """Index of that document among the pieces."""
+    """Index of the document that embeds, refers to or precedes this one; None for the first document."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A document that hasn't been made a piece yet."""
+    """A document that was found but has not been read and turned into a `_Piece` yet."""
 
     file: Path
     document: dict[str, Any] | None
-    """None if it is the whole file, which hasn't been read yet."""
+    """The document if another one embeds it; None if it is the content of a whole file, which has not been read yet."""
     kind: SegmentKind
     parent: int | None
     beside: dict[str, dict[str, Any]]
-    """Embedded documents, by id, that may continue this document or one next to it."""
+    """By id, the documents embedded next to this one, any of which may continue it."""
 
 
 def _pieces(path: Path, root: dict[str, Any], allowance: Allowance) -> Iterator[_Piece]:
-    """Yield a rollout's documents, each after the one it comes from; each file is read only when its turn comes."""
+    """Yield a rollout's documents, each one after the document that leads to it.
+
+    A file is read only when its document comes next.
+    """
     files = {real_path(path)}
     waiting = deque([_Waiting(path, root, "root", None, {})])
     place = 0
@@ -119,7 +122,7 @@ def _pieces(path: Path, root: dict[str, Any], allowance: Allowance) -> Iterator[
 
 
 def _following(now: _Waiting, document: dict[str, Any], place: int, path: Path, files: set[Path]) -> Iterator[_Waiting]:
-    """Yield the documents that a document embeds, is continued in, or refers to."""
+    """Yield the documents that follow from a document: those that it embeds or refers to, and its continuation."""
     embedded = document.get("subagent_trajectories") or []
     by_id = {inner["trajectory_id"]: inner for inner in embedded if inner.get("trajectory_id")}
     continuing = {inner.get("continued_trajectory_ref") for inner in embedded}
@@ -137,10 +140,10 @@ def _following(now: _Waiting, document: dict[str, Any], place: int, path: Path, 
 
 
 def _another(of: Path, path: Path, name: str, files: set[Path]) -> Path:
-    """Return a file that a file of the rollout names, and count it.
+    """Return the path of a file that another file of the rollout names, and add it to `files`.
 
     Raises:
-        ValueError: If it is named twice, or too many files are named.
+        ValueError: If the file was already named, or too many files are named.
     """
     file = below(of, path.parent, name)
     if (real := real_path(file)) in files:

@@ -17,7 +17,9 @@ MALFORMED = "conversations with a call that isn't valid JSON"
 
 
 def why_not(segment: Segment, *, images: bool) -> str | None:
-    """Return why a conversation shouldn't be imitated, in the words of a count, or None if it should.
+    """Return why a conversation shouldn't be imitated, or None if it should be.
+
+    The reason is worded to follow a number: "conversations with an image ...".
 
     Args:
         segment: The conversation.
@@ -68,7 +70,10 @@ def _conversation(segment: Segment) -> tuple[list[Message], list[bool]]:
 
 
 def _with_ids(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with ids added to calls, and the results after them, to which the model gave none."""
+    """Return the messages with an invented id for each tool call without one.
+
+    A result without an id gets the id of the call that it belongs to.
+    """
     made: list[Message] = []
     waiting: list[str] = []
     for place, message in enumerate(messages):

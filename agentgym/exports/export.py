@@ -42,7 +42,7 @@ class Exported:
     out: Path
     rollouts: int = 0
     pieces: int = 0
-    """Number of ATIF files, or of lines."""
+    """Number of files (ATIF) or lines (other formats) that were written."""
     left_out: Counter[str] = field(default_factory=Counter)
 
 

@@ -68,7 +68,7 @@ def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseEx
 
 
 class Refusals:
-    """Writes files that the work doesn't depend on, and counts the writes that failed."""
+    """Writes files without which a run can continue, and counts the writes that failed."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.counts: Counter[str] = Counter()

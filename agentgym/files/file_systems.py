@@ -26,7 +26,9 @@ SHARED: Mapping[int, str] = {
     0x01161970: "GFS2",
     0x7461636F: "OCFS2",
 }
-"""Names of file systems that other machines may write to, or that may not share memory maps, by Linux magic number."""
+"""Names of file systems by their magic number in Linux. Other machines may write to them, or memory maps of their files
+may not be shared.
+"""
 
 
 def shared_kind(folder: Path) -> str | None:

@@ -38,7 +38,7 @@ class HeldFolder:
             os.close(self._handle)
 
     def follow(self) -> Change | None:
-        """Return what has happened to the folder since the last call and adapt to it, or None if nothing has changed.
+        """Adapt to a change of the folder since the last call, and return it, or None if nothing has changed.
 
         A folder that was removed or is out of reach is recreated, at its old path or, if something else is there now,
         next to it.

@@ -84,8 +84,8 @@ def checked_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
     """Return a run's callbacks as a list.
 
     Raises:
-        ValueError: If `callbacks` isn't iterable, or if an item isn't a callback instance, has an event method
-            that is async or a generator, or has an `on_...` method that doesn't match any event.
+        ValueError: If `callbacks` isn't iterable or an item isn't a callback instance. Also if a callback has an event
+            method that is async or a generator, or an `on_...` method that doesn't match any event.
     """
     if not isinstance(callbacks, Iterable):
         raise ValueError(f"callbacks: expected a list of ag.Callback, got {callbacks!r:.80}")

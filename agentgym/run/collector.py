@@ -27,7 +27,7 @@ from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group, Rollout
 
 PlayedShare: TypeAlias = tuple[Sequence[Group], BatchStats | None]
-"""The groups of a batch that one process ran, in task order, and their statistics or None."""
+"""One process's share of a batch: the groups that it ran, in task order, and their statistics or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,7 @@ class Collector:
         Args:
             schedule: What to run. Its `sampling` and `concurrency` default to the collector's.
             sampler_states: The result of `sampler_states()` in a stopped run, from which this scheduler resumes.
-                Empty for
-                a new run.
+                Empty for a new run.
             alone: Whether only this process was lost and now rejoins the others, which kept running.
             on_rollout: Called with each rollout of this process when it ends.
 

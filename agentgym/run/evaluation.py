@@ -42,10 +42,10 @@ class _Pending:
 class Evaluations:
     """Evaluates a run's policies on the held-out tasks, and records the results. Use it inside `async with`.
 
-    If `beside` is given, a collector with separate workers, the evaluations that `begin` starts run while training
-    continues, one at a time. A result is recorded between two steps, under the step after which the evaluation started.
-    If the block ends with an error, a running evaluation is cancelled, and the resumed run reports which result is
-    missing.
+    `beside` is a collector with separate workers, or None. If it is given, the evaluations that `begin` starts run
+    while training continues, one at a time. A result is recorded between two steps, under the step after which the
+    evaluation started. If the block ends with an error, a running evaluation is cancelled, and the resumed run reports
+    which result is missing.
     """
 
     def __init__(
@@ -95,8 +95,7 @@ class Evaluations:
             phase: The phase under which rollouts are stored.
             done: Number of finished steps.
             checkpoints: Saves the policy if this evaluation is the run's best so far, unless the run only evaluates
-                before
-                and after training. None saves no policy.
+                before and after training. None saves no policy.
 
         Returns:
             The mean reward, or None if the run has no held-out tasks.

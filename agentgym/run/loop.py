@@ -61,8 +61,9 @@ if TYPE_CHECKING:  # torch is loaded when a run starts, so that --help and an ea
     from agentgym.train.trainer import Trainer
 
 PROBE = 256
-"""Maximum number of ids that trainer and engine both score after a sync. A server may have to sample a token after each
-id to score it.
+"""Maximum number of ids that trainer and engine both score after a sync.
+
+It is small because a server may have to sample a token after each id to score it.
 """
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from agentgym.errors import AgentGymError
 
 PREFIX = "cluster/"
-"""Prefix of the counts' names in the metrics."""
+"""Prefix of the names that these counts have in the metrics."""
 
 
 class TrainerLost(AgentGymError):

@@ -35,7 +35,10 @@ class Peers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One process's share of work whose results another process joins: `gather` returns only this process's objects."""
+    """One process's share of the work, if another process joins the results of all shares.
+
+    `gather` therefore returns only this process's objects.
+    """
 
     rank: int = 0
     world: int = 1

@@ -75,7 +75,7 @@ def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
 
 @contextmanager
 def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> Iterator[LockedFolder | None]:
-    """Check everything that doesn't need a model, write the run's settings, and lock the folder until the block ends.
+    """Check everything that doesn't need a model, write the run's settings, and lock its folder during the block.
 
     Only the first process uses the folder. On the other processes, `folder` may be None.
 
@@ -173,7 +173,7 @@ def _refuse_twice(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 
 def _warn_of_overlap(run: "RunConfig", env: type[Env[Any]]) -> None:
-    """Log a warning that names a held-out task that is also trained on, if there is one among the compared tasks."""
+    """Log a warning, with an example, if some of the compared held-out tasks are also trained on."""
     if not (run.max_steps and run.eval_tasks):
         return
     for each in members_of(env):

@@ -190,10 +190,10 @@ class _Kept:
 class CheckpointManager:
     """Saves a run's checkpoints, so that the run can be resumed whenever it stops. Keep it open while the run trains.
 
-    The state after each finished step stays in memory until the next step has finished, so stopping in the middle
-    of a step loses only that step. A process can write its state without the other processes. Everything recorded is on
-    disk before its checkpoint. If a checkpoint can't be written to disk, it is retried after the next step, and the
-    previous one stays intact.
+    The state after each finished step stays in memory until the next step has finished, so stopping in the middle of a
+    step loses only that step. Each process can write its state without calling
+    the others. The metrics and rollouts of a step are on disk before its checkpoint. If a checkpoint can't be written
+    to disk, the write is retried after the next step, and the previous checkpoint stays intact.
     """
 
     def __init__(self, trainer: "Trainer", record: Recorder, state: RunState, run: RunConfig) -> None:
@@ -244,7 +244,10 @@ class CheckpointManager:
         return self._folder, self._written, self._owed, self.best
 
     def _look(self, *, lost: bool) -> None:
-        """Note which written folders no longer exist, and warn about them unless all are known to be `lost`."""
+        """Note which of the written folders no longer exist, and warn about each one.
+
+        If `lost`, the whole run folder is known to be gone, so there is no warning.
+        """
         said, checkpoint = [], step_folder(self._folder / CHECKPOINTS, self._written)
         if self._written > 0 and is_gone(checkpoint):
             said.append(f"{checkpoint} was removed; writing it again.")
@@ -333,9 +336,8 @@ class CheckpointManager:
     def _write(self, folder: Path) -> None:
         """Write this rank's part of the checkpoint of the step in memory, unless it is already written.
 
-        On the first rank, the whole checkpoint is on disk on return. Only the first rank waits for other ranks, and
-        no rank
-        makes a collective call.
+        On the first rank, the whole checkpoint is on disk on return. Only the first rank waits for other ranks, and no
+        rank makes a collective call.
         """
         kept = self._kept
         if kept is None:

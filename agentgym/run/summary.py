@@ -127,8 +127,8 @@ def under(heading: str, lines: Sequence[str]) -> list[str]:
 def rewards_at_ends(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] | None:
     """Return the mean reward of the first and of the last steps, and the number of steps in each mean.
 
-    That number is 5, or 1 if no more than 5 steps have a reward, because both means would be of the same steps.
-    Returns None if no step has a reward.
+    That number is 5. If at most 5 steps have a reward, it is 1, because means over 5 steps would be over the same
+    steps. Returns None if no step has a reward.
     """
     rewards = [row["reward"] for row in rows if row.get("reward") is not None]
     if not rewards:
@@ -170,7 +170,7 @@ def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -
     else:
         return "learned"
     first, end = round(first, 2), round(end, 2)
-    taught = any("teacher/divergence" in row for row in rows)  # a teacher's lessons needn't show in rewards
+    taught = any("teacher/divergence" in row for row in rows)  # learning from a teacher may not raise rewards
     return "reward fell" if end < first else "learned" if end > first or taught else "reward unchanged"
 
 

@@ -31,7 +31,7 @@ class LifecycleCounts:
     dropped: int = 0
     """Cancelled or left out."""
     carried: int = 0
-    """Continue in the next batch."""
+    """Still in progress after this batch; they continue in the next one."""
     failed: int = 0
     """Ended without a result."""
 
@@ -55,7 +55,7 @@ class BatchStats:
     groups: LifecycleCounts = LifecycleCounts()
     requests: LifecycleCounts = LifecycleCounts()
     without_signal: int = 0
-    """Groups that were dropped because their scores are equal, and replaced."""
+    """Groups that were dropped and replaced because they have no signal (equal scores)."""
     rested_solved: int = 0
     """Tasks that rest from this batch on because all their rollouts solved them."""
     rested_unsolved: int = 0
@@ -75,15 +75,15 @@ class BatchStats:
     cut_s: float = 0.0
     """Seconds that the rollouts of `cut` ran, summed."""
     cut_shares: float = 0.0
-    """Sum over the returned groups of the share of a group's started rollouts that were cut before they ended."""
+    """Share of a group's started rollouts that were cut before they ended, summed over the returned groups."""
     scored: int = 0
     """Scored rollouts of the returned and the dropped groups."""
     score: float = 0.0
     """Sum of the scores of the rollouts of `scored`."""
     staleness: int = 0
-    """Sum over the returned groups of the policy version minus that of the group's oldest token."""
+    """Age of each returned group's oldest token, in policy versions; summed over the groups."""
     stalest: int = 0
-    """The largest of the differences that `staleness` sums."""
+    """Largest age, in policy versions, of any returned group's oldest token."""
 
     def __add__(self, other: "BatchStats") -> "BatchStats":
         return BatchStats(
@@ -95,7 +95,7 @@ class BatchStats:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return counts, waste and bias as metrics for a log."""
+        """Return all counts as metrics for a log, with the waste and the bias that oversampling causes."""
         kinds = {"rollouts": self.rollouts, "groups": self.groups, "requests": self.requests}
         numbers = {f"{kind}/{f.name}": float(getattr(c, f.name)) for kind, c in kinds.items() for f in fields(c)}
         return numbers | {
@@ -116,8 +116,8 @@ class BatchStats:
     def length_bias(self) -> float:
         """Mean seconds of a finished rollout divided by the mean of finished and dropped ones; 1 means no bias.
 
-        For a cancelled rollout, only the seconds before it was cut are known, so the finished ones are at least this
-        much shorter. Carried rollouts come in a later batch, so they cause no bias.
+        Below 1, the batch favors short rollouts. The real ratio may be lower still, because a cancelled rollout counts
+        only with its seconds until it was cut. Carried rollouts come in a later batch, so they cause no bias.
         """
         finished, seconds = self.rollouts.finished, self.kept_s + self.cut_s
         if not (finished and seconds):
@@ -195,8 +195,9 @@ def raise_if_all_failed(groups: Groups, *, then: str = "") -> None:
     """Raise the first rollout's error if no rollout has a score, since continuing would teach nothing.
 
     Args:
-        groups: A whole batch. If several processes share a batch, all rollouts of one process may fail.
-        then: A text that ends the message.
+        groups: A whole batch, including the groups of all other processes that share it. It is not an error if all
+            rollouts of a single process fail.
+        then: Text to append to the error's message.
 
     Raises:
         SandboxError: If no rollout could get a sandbox.
@@ -210,7 +211,7 @@ def raise_if_all_failed(groups: Groups, *, then: str = "") -> None:
 
 
 def unique(ids: Sequence[str]) -> None:
-    """Raise ValueError that names the ids that appear twice, if any."""
+    """Raise a ValueError that names the ids that occur twice; do nothing if all ids differ."""
     twice = [name for name, count in Counter(ids).items() if count > 1]
     if twice:
         raise ValueError(f"groups: {twice} appear twice; each task of a batch needs a unique id")
@@ -240,12 +241,13 @@ _mappings: list[tuple[str, Callable[[Rollout], Mapping[str, float]]]] = [
 ]
 _COUNTERS = OWN_COUNTERS | ENV_COUNTERS
 _COUNTED = re.compile(f"{PER_TOOL}|{OWN_COUNTED}")
-"""The beginnings of the names of further counters."""
+"""Matches the beginning of the name of a counter that isn't in `_COUNTERS`."""
 
 
 def is_counter(metric: str) -> bool:
-    """Return whether a metric counts events that agentgym itself observes, so that a rollout without it has 0.
+    """Return whether a metric counts events that agentgym itself observes.
 
-    Any other metric, such as one that an env sets, is only known for the rollouts that have it.
+    A rollout without such a metric has a count of 0. For any other metric, such as one that an env sets, nothing is
+    known about a rollout without it.
     """
     return metric in _COUNTERS or _COUNTED.match(metric) is not None

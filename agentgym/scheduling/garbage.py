@@ -1,8 +1,9 @@
 """Delays full garbage collections until between batches.
 
 The messages and states of a rollout are thousands of objects, and nearly all of them live until their batch is done.
-With its default settings, the collector scans all of them again and again: with ten thousand live rollouts, that is
-half of the driver's time, in pauses of up to two seconds. Decision 37 explains the settings used instead.
+With its default settings, the collector scans all of them again and again. With ten thousand live rollouts, that
+takes half of the time of the process that runs them, in pauses of up to two seconds. Decision 37 explains the
+settings used instead.
 """
 
 import gc
@@ -13,24 +14,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SETTINGS = (20_000, 500, 10)
-"""Thresholds: new objects before the young ones are collected, and collections of young ones before older ones are.
+"""Thresholds for `gc.set_threshold`.
 
-In practice, older ones are not collected before the batch has ended.
+The first is the number of new objects that starts a collection of the young ones. The second is the number of such
+collections that starts a collection of older objects, and the third counts those of older objects in the same way.
+In practice, older objects are not collected before the batch has ended.
 """
 _FULL = 10
-"""Number of collections of old objects after which all objects of the process are scanned."""
+"""Number of collections of older objects after which `collect_old` scans all objects of the process."""
 
 _lock = threading.Lock()
 _before: list[tuple[int, int, int]] = []
-"""The process's own settings, once for each open block."""
+"""The process's thresholds at the start of each open block, which its end restores."""
 
 
 @contextmanager
 def collecting_between_batches() -> Iterator[None]:
-    """Collect only young objects automatically in this block, and old ones with `collect_old`.
+    """Within the block, let Python collect only young objects by itself; `collect_old` collects older ones.
 
     Blocks may be nested or run in several threads; the end of the last one restores the process's settings. A disabled
-    collector stays disabled, and settings that other code changes meanwhile stay, too.
+    collector stays disabled. If other code changes the settings during the block, its changes stay, too.
     """
     with _lock:
         if not _before:
@@ -48,15 +51,19 @@ def collecting_between_batches() -> Iterator[None]:
 
 
 def _enlarged(own: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return the settings of the block, or the process's own if they are larger or disable the collector."""
+    """Return the thresholds for the block: for each, the larger one of SETTINGS and the process's own.
+
+    If the process's own thresholds disable the collector, they are returned unchanged.
+    """
     young, middle, old = SETTINGS
     return (max(own[0], young), max(own[1], middle), max(own[2], old)) if own[0] else own
 
 
 def collect_old() -> None:
-    """Collect objects that became old since the last call, and sometimes all objects; do nothing outside a block.
+    """Collect objects that became old since the last call.
 
-    The event loop is blocked while the objects are scanned.
+    After several such collections, all objects are scanned instead. Outside a `collecting_between_batches` block,
+    nothing is collected. The event loop is blocked while objects are scanned.
     """
     if _before and gc.isenabled() and gc.get_count()[1]:
         gc.collect(2 if gc.get_count()[2] >= _FULL else 1)

@@ -27,21 +27,21 @@ class RolloutUsage:
     tokens: int = 0
     """Tokens sampled so far, in finished turns."""
     oldest: int | None = None
-    """The policy version at its first request; no token of the rollout is older."""
+    """The policy version at the rollout's first request; no token of the rollout is older."""
     running: int = 0
     """Number of requests in progress."""
     dropped: bool = False
-    """Whether it is being cancelled; its requests are then already counted as dropped."""
+    """Whether the rollout is being cancelled; its requests are then already counted as dropped."""
     began: float | None = None
-    """The loop's time when it started to run; None while it waits for its turn."""
+    """The event loop's time when the rollout started to run; None while it waits for a free slot."""
     stopped: float | None = None
-    """The loop's time when it ended or was dropped; None before."""
+    """The event loop's time when the rollout ended or was dropped; None before."""
     held: Standstill = field(default_factory=Standstill)
-    """The time at the closed gate; concurrent waiting requests count once."""
+    """The time that the rollout waited at the closed gate; requests that wait at the same time count once."""
 
     @property
     def seconds(self) -> float:
-        """Seconds that the rollout has run, up to its end or now, without its waits at the closed gate."""
+        """Seconds that the rollout has run, without its waits at the closed gate; up to now if it has not ended."""
         if self.began is None:
             return 0.0
         end = asyncio.get_running_loop().time() if self.stopped is None else self.stopped
@@ -49,7 +49,7 @@ class RolloutUsage:
 
 
 current_usage: ContextVar[RolloutUsage] = ContextVar("current_usage")
-"""The usage record of the rollout that this asyncio task, or the one that started it, runs."""
+"""The usage record of the rollout that this code belongs to; asyncio tasks started by a rollout inherit it."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Request:
 
 
 class EngineGate:
-    """An `Engine` in front of another one: while it is closed, running turns finish and later ones wait.
+    """A wrapper of an engine that can be closed: turns in progress then finish, and later ones wait until it opens.
 
     A waiting rollout retains its env, its sandbox and its session, and its time limits are paused.
 
@@ -97,7 +97,7 @@ class EngineGate:
         return seen["started"] + seen["resumed"] - seen["finished"] - seen["dropped"] - seen["failed"]
 
     def counts_if_stopped(self) -> dict[str, int]:
-        """Return the counts for the case that the process stops now, which loses every request in progress."""
+        """Return the counts as if the process stopped now and lost every request in progress."""
         return dict(self._seen + Counter(dropped=self._in_flight()))
 
     @property
@@ -129,7 +129,7 @@ class EngineGate:
 
     @asynccontextmanager
     async def _request(self) -> AsyncIterator[_Request]:
-        """Wait until the gate is open, and count the block's request by its outcome."""
+        """Wait until the gate is open, then run the block and count its request by the outcome."""
         usage, request = current_usage.get(), _Request()
         if usage.dropped or not self._open.is_set():
             await self._pass(usage)
@@ -154,7 +154,7 @@ class EngineGate:
         while not (self._open.is_set() or usage.dropped):
             with off_the_clock(), usage.held.block(), nullcontext() if attempt is None else attempt.block():
                 await self._open.wait()
-        if usage.dropped:  # It continued although it was cancelled, and the gate won't open for it.
+        if usage.dropped:  # The rollout continued although it was cancelled.
             raise EngineError("the rollout was dropped")
 
     async def release(self, session: str) -> None:
@@ -191,5 +191,5 @@ class MessageGate(EngineGate):
 
 
 def gate_of(engine: Engine, seen: Mapping[str, int] | None = None) -> EngineGate:
-    """Return a gate with the interface of its engine, for ids or for messages."""
+    """Return a gate for the engine: a `MessageGate` if the engine takes messages, otherwise an `EngineGate`."""
     return (MessageGate if isinstance(engine, MessageEngine) else EngineGate)(engine, seen)

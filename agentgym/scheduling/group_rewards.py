@@ -31,9 +31,10 @@ class GroupRewards(Generic[TaskT]):
         return has_group_reward(member_of(self._env, task))
 
     async def added(self, task: TaskT, rollouts: Sequence[Rollout], *, seed: int) -> list[Rollout]:
-        """Return a task's scored rollouts with their group rewards, or as failed rollouts if computing those fails.
+        """Return a task's scored rollouts with their group rewards added.
 
-        The usage of models is added to the rollouts' metrics, an equal share to each.
+        If computing the group rewards fails, all of them are returned as failed rollouts. The usage of models is added
+        to the rollouts' metrics, an equal share to each.
         """
         cls = member_of(self._env, task)
         where, metrics = f"{cls.__name__}.{NAME}", dict[str, float]()

@@ -34,7 +34,10 @@ def failed_rollout(task: Task, rollout_id: str, why: str) -> Rollout:
 
 
 class GroupState(Generic[TaskT]):
-    """The rollouts of one task; complete with `n` scored ones, or when all have ended."""
+    """The rollouts of one task, of which `n` are needed.
+
+    The group is complete as soon as `n` rollouts have a score, or when all started ones have ended.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class GroupState(Generic[TaskT]):
         return self.usages[-1]
 
     def start(self, job: asyncio.Task[None]) -> None:
-        """Add the job that runs the next rollout."""
+        """Add the asyncio task that runs the next rollout, called its job."""
         self._jobs.append(job)
 
     def end(self, index: int, done: Rollout) -> None:
@@ -91,7 +94,7 @@ class GroupState(Generic[TaskT]):
         self._oldest[index] = _oldest_token(done)
 
     def judge(self, job: asyncio.Task[None], drop: Callable[[RolloutUsage], None]) -> None:
-        """Accept no more rollouts, cancel those that run, and store the job that computes the group rewards."""
+        """Accept no more rollouts, cancel those in progress, and store the job that computes the group rewards."""
         self.cancel(drop)
         self._judging = job
 
@@ -126,12 +129,12 @@ class GroupState(Generic[TaskT]):
 
     @property
     def unended(self) -> int:
-        """Number of rollouts that have not ended and still may."""
+        """Number of rollouts that have not ended yet; 0 once the group is closed, which cancels them."""
         return 0 if self.closed else len(self.usages) - len(self.ended)
 
     @property
     def complete(self) -> bool:
-        """Whether the group needs no more rollouts, or can't get any more."""
+        """Whether the group has enough scored rollouts, or all of its started rollouts have ended."""
         return len(self.scored) >= self.n or len(self.ended) == len(self.usages)
 
     @property
@@ -145,7 +148,7 @@ class GroupState(Generic[TaskT]):
 
     @property
     def busy(self) -> bool:
-        """Whether one of the group's jobs still runs; a cancelled job runs until its env is closed."""
+        """Whether a job of the group still runs; a cancelled job runs until its rollout's env is closed."""
         return bool(self.running)
 
     @property
@@ -155,20 +158,24 @@ class GroupState(Generic[TaskT]):
         return [job for job in jobs if not job.done()]
 
     def oldest(self, version: int) -> int:
-        """Return a version that no token is older than; before the first request, the current `version`."""
+        """Return the lowest policy version that a token of the group may have.
+
+        This is the version at the earliest request of its rollouts, or the current `version` before the first
+        request.
+        """
         return min((usage.oldest for usage in self.usages if usage.oldest is not None), default=version)
 
     def age(self, version: int) -> int:
-        """Return the maximum number of policy versions by which a token of the group can be older than `version`."""
+        """Return by how many policy versions a token of the group may be older than `version`, at most."""
         return version - self.oldest(version)
 
     def oldest_token(self, version: int) -> int:
-        """Return the policy version of the group's oldest token, or the current `version` if it has no tokens."""
+        """Return the policy version of the oldest token in the scored rollouts, or `version` if they have none."""
         oldest = [self._oldest[index] for index, done in self.ended.items() if done.reward is not None]
         return min((each for each in oldest if each is not None), default=version)
 
     def close(self, number: int, drop: Callable[[RolloutUsage], None]) -> None:
-        """Accept no more rollouts, and cancel those that run; `number` is the position in the order of closing."""
+        """Accept no more rollouts, and cancel those in progress; `number` is the position in the order of closing."""
         self.cancel(drop)
         self.closed = number
         self.finished()  # Create the group here: doing it for all groups of a batch at once would block the event loop.
@@ -194,6 +201,6 @@ class GroupState(Generic[TaskT]):
 
 
 def _oldest_token(done: Rollout) -> int | None:
-    """Return the policy version of the policy's oldest token in a rollout, or None if it has no tokens."""
+    """Return the policy version of a rollout's oldest token, or None if the policy sampled none."""
     spans = {turn.versions for segment in done.segments if not segment.model for turn in segment.turns}
     return min((span.version for each in spans for span in each), default=None)

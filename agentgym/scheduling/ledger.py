@@ -13,8 +13,8 @@ from agentgym.scheduling.sampler_state import InPlay
 class Ledger(Generic[TaskT]):
     """Counts groups when they are started, dropped and returned, and computes each batch's `BatchStats`.
 
-    `rollouts` is the number of rollouts started per group. `lost` is the work that a stopped run had in progress, which
-    the first batch counts as dropped.
+    `rollouts` is the number of rollouts started per group. `lost` is the work that was in progress when an earlier
+    process of the run stopped; the first batch counts it as dropped.
     """
 
     def __init__(self, rollouts: int, lost: InPlay) -> None:
@@ -37,7 +37,10 @@ class Ledger(Generic[TaskT]):
         self.replaced += 1
 
     def in_play(self, groups: Iterable[GroupState[TaskT]], requests: Mapping[str, int]) -> InPlay:
-        """Return the work that would be lost if the process stopped now, for which `requests` are the gate's counts."""
+        """Return the work that would be lost if the process stopped now.
+
+        `groups` are the groups in progress, and `requests` the gate's counts of requests.
+        """
         usages = _usages([*groups, *self._dropped])
         return InPlay(
             started=self._started,
@@ -55,7 +58,11 @@ class Ledger(Generic[TaskT]):
     def stats(
         self, batch: Sequence[GroupState[TaskT]], carried: int, *, version: int, requests: LifecycleCounts
     ) -> BatchStats:
-        """Return the stats of a batch that leaves `carried` groups in progress, with this policy version."""
+        """Return the stats of a batch.
+
+        `carried` is the number of groups that stay in progress, `version` the current policy version, and `requests`
+        the batch's counts of requests to the engine.
+        """
         kept = [usage for group in batch for usage in group.played]
         lost = self._lost_usages(batch)
         cut = [usage for usage in lost if usage.began is not None]

@@ -15,15 +15,15 @@ StopRule: TypeAlias = Literal["all", "target", "deadline"]
 DEADLINE_SHARE = 0.8
 """Share of the rollouts after which the deadline is set."""
 DEADLINE_FACTOR = 1.5
-"""The deadline, as a multiple of the seconds that this share took."""
+"""The deadline, as a multiple of the time in which `DEADLINE_SHARE` of the rollouts were done."""
 
 
 @config(frozen=True, kw_only=True)
 class OversampleConfig:
     """Settings for starting more rollouts than needed; by default, exactly those requested are started and awaited.
 
-    A group is complete when as many of its rollouts as its size are scored, or when all have ended. Only complete
-    groups are used, so that no baseline is biased.
+    A group of size n is complete as soon as n of its rollouts have a reward, or when all its rollouts have ended. Only
+    complete groups are used, so that no baseline is biased.
     """
 
     extra_groups: Count = 0
@@ -35,8 +35,9 @@ class OversampleConfig:
     times the time after which 80 % of the rollouts were done.
     """
     carry: Count = 0
-    """Maximum policy-version lag of carried-over groups; 0 drops them. A carried-over group continues under the next
-    policies; the lag is that of its oldest token when the group is trained on. Groups that reach it are waited for.
+    """Maximum number of policy versions that a carried-over group's oldest token may lag behind when the group is
+    trained on; 0 carries no group over. A carried-over group continues in the next batches, under their policies, and a
+    batch waits for a group that has reached the maximum.
     """
     replace: Count = 0
     """Maximum number of groups without signal (equal scores) that one batch replaces."""
@@ -108,9 +109,9 @@ class Deadline:
 
 
 class BatchPolicy:
-    """Decides how many groups are in progress, and which ones are returned when, according to a run's settings.
+    """Decides how many groups are in progress, which groups form a batch, and when, according to a run's settings.
 
-    No returned group is older than `bound` policy versions; old groups are waited for in time.
+    No returned group is older than `bound` policy versions: a batch waits for groups that would otherwise exceed it.
     """
 
     def __init__(self, oversample: OversampleConfig, staleness: int) -> None:
@@ -133,7 +134,10 @@ class BatchPolicy:
         self.target = wanted + self._ahead + self._oversample.extra_groups
 
     def set_deadline(self, rollouts: int, passing: asyncio.Event) -> None:
-        """If the settings have a deadline, start its clock for `rollouts` rollouts; it sets `passing`."""
+        """Start the deadline of the batch if the settings have one; it sets `passing` when it expires.
+
+        `rollouts` is the number of rollouts from which `DEADLINE_SHARE` is computed.
+        """
         if self._oversample.stop == "deadline":
             self._deadline = Deadline(rollouts, passing)
 
@@ -149,11 +153,14 @@ class BatchPolicy:
             self._deadline = None
 
     def play_ahead(self) -> None:
-        """From now on, keep only as many groups in progress as the next batches need."""
+        """From now on, keep only as many groups in progress as the batches after this one need."""
         self.target = self._ahead
 
     def replaces(self, group: GroupState[Any], replaced: int) -> bool:
-        """Return whether a closed group is replaced, after `replaced` groups of this batch have been."""
+        """Return whether a closed group is to be replaced because it has no signal.
+
+        `replaced` is the number of groups of this batch that were replaced before.
+        """
         return not group.signal and replaced < self._oversample.replace
 
     def too_old(self, groups: Iterable[GroupT], version: int) -> list[GroupT]:
@@ -161,7 +168,11 @@ class BatchPolicy:
         return [group for group in groups if group.age(version) > self.bound]
 
     def enough(self, groups: Sequence[GroupT], version: int) -> bool:
-        """Return whether a batch can be cut now without making later groups too old before they are returned."""
+        """Return whether the batch can end now.
+
+        It can if all groups are closed. It also can if `wanted` groups are closed (one, after the deadline), and the
+        remaining groups can still be returned before they are older than `bound`.
+        """
         ready = sum(group.closed > 0 for group in groups)
         if ready == len(groups):
             return True
@@ -171,16 +182,19 @@ class BatchPolicy:
         return not self.bound or self._rest_in_time(groups, version)
 
     def next_batch(self, groups: Iterable[GroupT], version: int) -> list[GroupT]:
-        """Return the closed groups for the next batch: the oldest first, then those that were closed first.
+        """Return the closed groups for the next batch: the oldest first, and among those the earliest closed first.
 
-        There are `wanted` groups, or all that have reached the bound if those are more.
+        There are `wanted` groups, or all groups whose age has reached `bound` if those are more.
         """
         ready = sorted((g for g in groups if g.closed), key=lambda g: (-g.age(version), g.closed))
         due = sum(self.bound > 0 and group.age(version) >= self.bound for group in ready)
         return ready[: max(self._wanted, due)]
 
     def _rest_in_time(self, groups: Sequence[GroupT], version: int) -> bool:
-        """Return whether the remaining groups can all be returned before the bound, `wanted` per version."""
+        """Return whether all remaining groups can be returned before they exceed `bound`.
+
+        At each policy version, `wanted` of them can be returned.
+        """
         taken = {*self.next_batch(groups, version)}
         versions_left = sorted(self.bound - group.age(version) for group in groups if group not in taken)
         return all(i < versions * self._wanted for i, versions in enumerate(versions_left))

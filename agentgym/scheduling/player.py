@@ -20,9 +20,9 @@ from agentgym.scheduling.schedule import Schedule
 from agentgym.types.rollout import Rollout
 
 CONCURRENCY = 64
-"""Number of concurrent rollouts by default."""
+"""Default number of concurrent rollouts."""
 _AT_ONCE = 32
-"""Number of rollouts that start in one pass of the event loop."""
+"""Maximum number of rollouts that start in one pass of the event loop."""
 
 
 class _Starts:

@@ -61,7 +61,7 @@ class RewardFailures:
 
 
 def _line_of_failure(rollout: Rollout) -> str | None:
-    """Return the reward that failed in a rollout, and its line; None if the rollout failed elsewhere, or not at all."""
+    """Return the name and line of the reward that failed in a rollout, or None if no reward failed in it."""
     failure = rollout.failure
     if failure is None or failure.type != EnvError.__name__:
         return None

@@ -78,7 +78,7 @@ async def play_groups(
 ) -> Groups:
     """Run a group for each task, as `run_groups` does, but raise nothing if all rollouts failed.
 
-    All rollouts of one process's share of a batch may fail.
+    This is for a process that runs only a share of a batch: all of its rollouts may fail while others succeed.
     """
     tasks = as_tasks(find_env(env), tasks)
     unique([task.id for task in tasks])

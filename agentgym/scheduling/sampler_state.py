@@ -13,8 +13,9 @@ from pydantic.dataclasses import dataclass
 from agentgym.scheduling.accounting import LifecycleCounts
 
 ROUNDS = 64
-"""Number of rounds without a free task after which all tasks count as in progress; a round omits the tasks that don't
-fill a whole batch.
+"""Number of rounds without a free task after which all tasks count as in progress.
+
+A single round isn't enough, because it omits the tasks that don't fill a whole batch.
 """
 VERSION = 3
 """Version of the state's format; only this version can be loaded, because it also determines the order of tasks."""
@@ -25,7 +26,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 class AllInPlay(ValueError):
-    """Raised if every task is in progress, because no id may occur twice among the groups in progress."""
+    """Raised if no task is free: all are in progress, and no id may occur twice among the groups in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
@@ -35,7 +36,7 @@ class InPlay:
     started: Count = 0
     """Number of groups started since the last batch."""
     resumed: Count = 0
-    """Number of groups in progress that the last batch left."""
+    """Number of groups that were in progress when the last batch ended."""
     tokens: Count = 0
     """Sampled tokens of the groups in progress, in finished turns."""
     requests: dict[Outcome, Count] = field(default_factory=dict)
@@ -72,15 +73,15 @@ class SamplerState:
     by_id: bool
     """Whether a task is assigned to a process by its id instead of its position in the batch."""
     drawn: Count
-    """The lowest number that a task of this process that has not been drawn yet can have."""
+    """Lower bound on the numbers of this process's tasks that have not been drawn yet."""
     last_id: str | None
-    """The id of the task before `drawn`; None if no task has been drawn."""
+    """The id of the task whose number is `drawn` - 1; None if no task has been drawn."""
     unplayed: tuple[Count, ...]
     """The numbers of this process's drawn tasks that still have to be run, in ascending order."""
     batches: Count
     """Number of batches returned so far."""
     resting: dict[str, Annotated[int, Field(ge=1)]]
-    """Number of times that each resting task of this process is still to be skipped, by its id."""
+    """For each resting task of this process, by its id: how many more times it is to be skipped."""
     in_play: InPlay
     """The work that this process has in progress."""
 
@@ -95,7 +96,7 @@ class SamplerState:
         return number < self.drawn and number not in self.unplayed
 
     def refuse_another(self, number: int, task_id: str) -> None:
-        """Raise ValueError if this number was the last one drawn, but belonged to a different task then."""
+        """Raise ValueError if this number is the last one drawn but its task has another id than in the stopped run."""
         if self.drawn == number + 1 and self.last_id != task_id:
             raise ValueError(
                 f"tasks: number {number} is {task_id!r}, but was {self.last_id!r} in the resumed run; "

@@ -17,7 +17,10 @@ class Schedule:
     oversample: OversampleConfig = OversampleConfig()
     """The number of extra rollouts, and what happens to them."""
     max_staleness: Count = 0
-    """Maximum policy-version lag of a group's oldest token; above 0, later batches run while one is trained on."""
+    """Maximum number of policy versions that a group's oldest token may lag behind when it is trained on.
+
+    Above 0, later batches run while one is trained on.
+    """
     rest_epochs: Count = 0
     """Number of times that a task is skipped after all its rollouts had the same reward."""
     solved: float = 1.0

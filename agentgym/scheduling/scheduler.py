@@ -31,7 +31,7 @@ _AT_ONCE = 32
 
 
 class Scheduler(Generic[TaskT]):
-    """Runs a group of rollouts for each task and returns groups in batches; everything started is counted once.
+    """Runs a group of rollouts for each task, returns the groups in batches, and counts everything started once.
 
     ::
 
@@ -40,11 +40,14 @@ class Scheduler(Generic[TaskT]):
 
     Rollouts that a batch leaves in progress wait at the engine's gate until the next `collect`, with their env,
     sandbox and segments. With `max_staleness` they continue at once instead, alongside the groups of the next
-    batches: a batch is trained on while later ones run, at most `max_staleness + 1` batches. No returned group is
-    older than the bound (`max_staleness`, or `oversample.carry`): its oldest token was sampled at most that many
-    policy versions ago, and old groups are waited for in time. Exiting the block cancels everything still in
-    progress. Inside the block, Python's garbage collector only scans young objects, and the others between two
-    batches; after it, the process's own settings are restored.
+    batches, while a batch is trained on. Including that one, at most `max_staleness + 1` batches are in progress.
+
+    No returned group is older than the bound (`max_staleness`, or `oversample.carry`): its oldest token was sampled at
+    most that many policy versions ago. A batch waits for groups that would otherwise become too old.
+
+    Exiting the block cancels everything still in progress. Inside the block, Python's garbage collector only scans
+    young objects by itself, and the other objects are scanned between two batches. After the block, the process's own
+    settings are restored.
 
     To continue in another process, store `state_dict()` between two batches, load it into a new `TaskSampler` over the
     same tasks, and pass that as `tasks`. Groups that were in progress are run again, and counted as dropped in the
@@ -103,17 +106,17 @@ class Scheduler(Generic[TaskT]):
         for group in [*self._groups, *self._leaving]:
             group.cancel(self._gate.drop)
         async with self._stack:
-            # An error of the block isn't one of the jobs' errors: only a cancellation may come from them.
+            # Only a cancellation of the block may come from the jobs; any other error of the block isn't theirs.
             cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
             await self._jobs.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
     async def collect(self, wanted: int | None = None, *, to_come: int | None = None) -> Groups:
         """Return the next groups, in the order of their tasks; fewer at a deadline or if the tasks run out.
 
-        A group that failures made smaller counts as well. More groups are returned only if the engine's version rose
-        by more than one and they would be too old for the next batch. If all rollouts failed, the groups contain
-        their errors; `raise_if_all_failed(groups)` raises the first one, once the batches of all processes are
-        joined.
+        A group with fewer scored rollouts, because some failed, counts as well. More than `wanted` groups are returned
+        only if the engine's version rose by more than one and some groups would be too old for the next batch. If all
+        rollouts failed, the groups contain their errors. Once the batches of all processes are joined,
+        `raise_if_all_failed(groups)` raises the first of these errors.
 
         Args:
             wanted: Number of groups; None uses the schedule's `prompts_per_step`.
@@ -152,7 +155,7 @@ class Scheduler(Generic[TaskT]):
     # Starting
 
     def _fill(self, most: int | None = None) -> bool:
-        """Start groups up to the `BatchPolicy`'s target, at most `most`; return whether more are to be started."""
+        """Start groups up to the `BatchPolicy`'s target, at most `most`; return whether some are still missing."""
         self._leaving = [group for group in self._leaving if group.busy]
         busy = {group.task.id for group in [*self._groups, *self._leaving]}
         wanted = self._policy.target - len(self._groups)
@@ -165,9 +168,9 @@ class Scheduler(Generic[TaskT]):
         return len(self._groups) < self._policy.target
 
     async def _filled(self) -> bool:
-        """Start some groups; return whether more are to be started.
+        """Start some groups; return whether some are still missing.
 
-        A dropped group that hasn't ended yet may be the one with the last free task.
+        If no task is free, this waits until a job of a dropped or returned group ends, because its task is then free.
         """
         try:
             return self._fill(_AT_ONCE)
@@ -196,7 +199,7 @@ class Scheduler(Generic[TaskT]):
         try:
             self._ended(group, index, usage, await self._player.play(group, index, usage))
         except asyncio.CancelledError:
-            if not self._broken:  # Cancelled but not dropped, so the group still waits for its end.
+            if not self._broken:  # Cancelled but not dropped, so the group still waits for this rollout.
                 self._ended(group, index, usage, group.failed_rollout(index, CANCELLED))
             raise
         except BaseException:
@@ -206,7 +209,10 @@ class Scheduler(Generic[TaskT]):
     # Ending
 
     async def _wait(self) -> None:
-        """Run a batch; after it, no new request reaches the engine unless generation and training overlap."""
+        """Run the groups until a batch is complete, and then close the engine's gate.
+
+        With `max_staleness`, the gate stays open, because rollouts continue during training.
+        """
         try:
             while await self._filled():  # noqa: ASYNC110  It only yields to other tasks.
                 await asyncio.sleep(0)
@@ -222,7 +228,7 @@ class Scheduler(Generic[TaskT]):
                 self._gate.shut()
 
     def _ended(self, group: GroupState[TaskT], index: int, usage: RolloutUsage, done: Rollout) -> None:
-        if group.closed or usage.dropped:  # It ended while it was being cancelled.
+        if group.closed or usage.dropped:  # The rollout ended while it was being cancelled.
             return
         group.end(index, done)
         usage.stopped = asyncio.get_running_loop().time()
@@ -241,7 +247,7 @@ class Scheduler(Generic[TaskT]):
             for rollout in rollouts:
                 try:
                     self._on_rollout(rollout)
-                except asyncio.CancelledError as error:  # it would silently end the task that runs the rollout
+                except asyncio.CancelledError as error:  # it would silently end the rollout's asyncio task
                     raise AgentGymError("on_rollout raised CancelledError; raise another error to stop") from error
 
     async def _judge(self, group: GroupState[TaskT]) -> None:
@@ -258,7 +264,7 @@ class Scheduler(Generic[TaskT]):
             raise
 
     def _close(self, group: GroupState[TaskT]) -> None:
-        """Cancel the rollouts that a complete group doesn't need, and replace the group if the policy requires it."""
+        """Cancel the rollouts that a complete group doesn't need, and replace the group if `BatchPolicy` says so."""
         self._policy.rollouts_ended(group.unended)
         group.close(next(self._closings), self._gate.drop)
         if len(group.scored) > 1 and not group.signal:
@@ -266,7 +272,7 @@ class Scheduler(Generic[TaskT]):
         if self._policy.replaces(group, self._ledger.replaced):
             self._ledger.replace()
             self._drop(group)
-            with suppress(AllInPlay):  # `_wait` starts it as soon as a task is free.
+            with suppress(AllInPlay):  # `_wait` starts a new group once a task is free.
                 self._fill()
         self._changed.set()
 
@@ -277,7 +283,10 @@ class Scheduler(Generic[TaskT]):
         self._ledger.drop(group)
 
     def _harvest(self) -> Groups:
-        """Return the batch and its stats; carry over the groups that are still in progress if allowed, or drop them."""
+        """Return the batch and its stats.
+
+        The groups that are still in progress are carried over if the settings allow that, and dropped otherwise.
+        """
         taken = {*self._policy.next_batch(self._groups, self._gate.version)}
         batch = [group for group in self._groups if group in taken]  # In the order of their tasks, not of their ends.
         self._groups = [group for group in self._groups if group not in taken]

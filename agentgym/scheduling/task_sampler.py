@@ -106,7 +106,7 @@ class _Rounds(Generic[TaskT]):
 
 
 def _of_ids_that_differ(tasks: Iterator[TaskT], wanted: int, name: str) -> list[TaskT]:
-    """Return the next tasks, skipping those whose id is already among them, because they would form one group.
+    """Return the next tasks, each with a new id, because two tasks with the same id would form one group.
 
     Tasks created from an index or by a generator may repeat an id; for rows of data, `refuse_twice` rejects repeated
     ids.
@@ -198,7 +198,7 @@ class TaskSampler(Generic[TaskT]):
             raise ValueError("rest_epochs: only the process that runs a task knows whether it rests; set by_id=True")
         self._rest_epochs = rest_epochs
         self._resting: dict[str, int] = {}
-        """Number of times that each resting task is still to be skipped, by its id."""
+        """For each resting task, by its id: how many more times it is to be skipped."""
         self._rests = Counter[str]()
         """Counts of events about resting tasks since the last batch."""
         self._stream = _numbered(tasks, is_order=bool(order))
@@ -230,9 +230,10 @@ class TaskSampler(Generic[TaskT]):
         return cls(stream, sharding, rest_epochs=rest_epochs, order=f"{find_env(env).__qualname__}, seed {seed}")
 
     def next(self, taken: Collection[str] = ()) -> SampledTask[TaskT] | None:
-        """Return the next task whose id is not in `taken`, or None if the tasks have run out; it is then in progress.
+        """Return the next task whose id is not in `taken`, or None if the tasks have run out.
 
-        A task that is passed over because its id is taken, even in several rounds, comes next once it is free.
+        The returned task is then in progress. A task that is passed over because its id is taken, even in several
+        rounds, comes next once its id is free.
 
         Args:
             taken: The ids of tasks that can't be used now.
@@ -291,7 +292,7 @@ class TaskSampler(Generic[TaskT]):
             self._rests["rested_solved" if solved else "rested_unsolved"] += 1
 
     def rests(self) -> BatchStats:
-        """Return the counts of rests since the last batch, for its stats, and the number of tasks that rest."""
+        """Return stats with the counts of rests since the last batch, and with the number of tasks that rest now."""
         counts = self._rests
         return BatchStats(
             rested_solved=counts["rested_solved"],
@@ -309,7 +310,7 @@ class TaskSampler(Generic[TaskT]):
         self._in_play.remove(number)
 
     def batch_done(self) -> None:
-        """Record that a batch has been returned, whose stats include what the stopped run had lost."""
+        """Record that a batch has been returned, whose stats included the work that the stopped run had lost."""
         self.batches += 1
         self.lost = InPlay()
         self._rests.clear()
@@ -318,8 +319,8 @@ class TaskSampler(Generic[TaskT]):
         """Return the state of this sampler as JSON values.
 
         Args:
-            in_play: The work that the process would lose if it stopped now; None uses the work that the stopped run had
-                lost.
+            in_play: The work that the process would lose if it stopped now. If None, the state has the work
+                that the stopped run had lost.
         """
         sharding = self._sharding
         return SamplerState(
@@ -382,9 +383,10 @@ class TaskSampler(Generic[TaskT]):
 
 
 def _numbered(tasks: Iterable[TaskT], *, is_order: bool) -> Iterator[SampledTask[TaskT]]:
-    """Yield the tasks with their numbers.
+    """Yield the tasks with their numbers and times.
 
-    If they aren't a run's order, they may be a share of one, whose numbers mean nothing.
+    If `is_order` is False, the tasks may be one process's share of a batch. Their numbers then mean nothing outside
+    this call, so each time is counted per task id instead.
     """
     times = defaultdict[str, Iterator[int]](count)
     for number, task in enumerate(tasks):

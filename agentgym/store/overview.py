@@ -48,9 +48,9 @@ class FailureKind:
 def task_rows(
     store: RolloutStore, *, phase: str | None, sort: str, descending: bool, offset: int, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of tasks, and rows with one task each, from `offset` on.
+    """Return the number of tasks, and one row per task from `offset` on.
 
-    A row contains the mean rewards of the task's first and last visit.
+    A row contains the mean rewards of the first and of the last step in which the task was run.
     """
     where, values = ("1", []) if phase is None else ("phase = ?", [stored_text(phase)])
     column = TASK_SORTS[sort]
@@ -79,7 +79,7 @@ def task_rows(
 
 
 def visits(store: RolloutStore, task: str) -> list[dict[str, Any]]:
-    """Return each visit to a task, with the rewards and numbers of its rollouts."""
+    """Return each step and phase in which a task was run, with the numbers and rewards of its rollouts there."""
     rows = store.query(
         "SELECT step, phase, reward, number FROM rollouts WHERE group_id = ? ORDER BY step, phase, number",
         stored_text(task),

@@ -70,8 +70,8 @@ class StoredRollout:
     def turn_gaps(self) -> tuple[tuple[float, ...] | None, ...]:
         """For each segment, the largest difference between engine and trainer in each of its turns, in nats.
 
-        None if the segment was not trained on. From the second mini-batch of a step on, the policy had changed between
-        the two, unless the run has old_logprobs="trainer".
+        None if the segment was not trained on. In a step with several mini-batches, the policy changes after each of
+        them, so from the second one on, the differences include that change, unless the run has old_logprobs="trainer".
         """
         found: list[tuple[float, ...] | None] = []
         for segment, trained in zip(self.rollout.segments, self.trainer_logprobs, strict=True):
@@ -107,11 +107,11 @@ class RolloutSummary:
 class RolloutStore:
     """Reads the rollouts of a run, during the run or later: `with RolloutStore("runs/mine") as store`.
 
-    A read that takes too long for the size of the store is stopped.
+    Each read has a time limit that depends on the size of the store; a read that exceeds it is stopped.
 
     Args:
         folder: The run's folder.
-        one_read: Whether that limit applies to all reads of this object together instead of to each read.
+        one_read: Whether the time limit applies to all reads of this object together instead of to each read.
 
     Raises:
         FileNotFoundError: On entering, if the folder has no store.
@@ -233,9 +233,10 @@ class RolloutStore:
             return found_among([of for _, *of in rows], ids)
 
     def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
-        """Return the numbers of the matching rollouts.
+        """Return the numbers of the matching rollouts, all at once.
 
-        Numbers are small enough to hold in memory, whereas a transaction left open would delay the writer.
+        They are small enough to hold in memory. Reading them one by one would leave a transaction open meanwhile, which
+        would delay the writer.
         """
         sql = f"SELECT number FROM rollouts WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?"
         return [row[0] for row in self.query(sql, *values, _all(limit))]
@@ -308,7 +309,7 @@ class RolloutStore:
         """Return the rows of a query on the store's own tables.
 
         Raises:
-            StoreError: If the file is damaged. A value whose type differs from its column's counts as damage too.
+            StoreError: If the file is damaged. A value is also damage if its type differs from its column's.
         """
         database = self._opened()
         try:
@@ -360,7 +361,7 @@ def _conditions(
 
 
 def _any(*conditions: str) -> str:
-    """Return one condition that holds if any of these does, so that each is looked up in its own index."""
+    """Join conditions with "or", in a form for which SQLite uses the index of each condition."""
     return f"number IN ({' UNION '.join(f'SELECT number FROM rollouts WHERE {one}' for one in conditions)})"
 
 

@@ -172,7 +172,7 @@ def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
 
 
 def rescored_from(folder: Path) -> str | None:
-    """Return the folder whose rollouts were rescored into this one, or None if its rollouts were run."""
+    """Return the folder from whose rollouts this one was rescored, or None if it isn't the result of a rescore."""
     try:
         found = _kept(folder)["rescored"]
     except (OSError, ValueError, KeyError, TypeError):

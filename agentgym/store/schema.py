@@ -112,17 +112,17 @@ _RENAMED = {
 }
 _COLUMNS = {name: (kind, rule) for name, kind, rule in reversed(_COLUMN.findall(TABLES))}
 KINDS: Mapping[str, tuple[str, bool]] = {name: (kind, not rule) for name, (kind, rule) in (_RENAMED | _COLUMNS).items()}
-"""Type of each column, by the name that readers query it under, and whether it may be NULL. If two tables have a column
-of the same name, the first table's counts.
+"""Type of each column, by the name that readers query it under, and whether it may be NULL. If several tables have a
+column of the same name, the type from the first of these tables is used.
 """
 
 
 _ROWS = {"number": "rollout", "rollout": "rollout", "group_id": "task", "model": "tokens of the model"}
-"""What a row describes, by the column that identifies it; the first of these columns in a row counts."""
+"""What a row describes, by the column that identifies it. If a row has several of these columns, the first is used."""
 
 
 def misplaced(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str | None:
-    """Describe a value whose type differs from its column's, which SQLite allows; None if all types are right."""
+    """Describe the first value whose type differs from its column's (SQLite allows that), or return None."""
     for place, name in enumerate(names):
         if name not in KINDS:
             continue
@@ -143,9 +143,9 @@ def _kind(value: object) -> str:
 def open_store(path: Path) -> sqlite3.Connection:
     """Open a writing connection to the store at `path`, creating the store if it doesn't exist.
 
-    Each rollout is written in one transaction, so readers only see whole rollouts. Readers never block the writer,
-    because the file is in write-ahead mode. The exception is a file system that other machines may share or that has
-    no locks, where that mode doesn't work. Opening waits up to OPEN_SECONDS if another process has locked the file.
+    Each rollout is written in one transaction, so readers only see whole rollouts. The file is in write-ahead mode, so
+    readers never block the writer. That mode doesn't work on a file system that other machines may share or that has no
+    locks; a reader may block the writer there. Opening waits up to OPEN_SECONDS if another process has locked the file.
 
     Raises:
         StoreError: If the file can't be opened, is not a store, or is a store of another version.
@@ -232,7 +232,7 @@ def _check_version(path: Path, found: int) -> None:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to write-ahead mode, waiting for other processes that open the store, as SQLite itself doesn't here."""
+    """Switch to write-ahead mode; unlike SQLite itself, wait for other processes that are opening the store."""
     until = time.monotonic() + OPEN_SECONDS
     while True:
         try:
@@ -254,7 +254,7 @@ def _without_wal(path: Path) -> str | None:
 
 @cache
 def _say_shared(path: Path, kind: str) -> None:
-    """Warn, once per store, what differs on such a file system and what to do."""
+    """Warn, once per store, that it is written without a write-ahead log, and what to do."""
     _LOG.warning(
         "%s is on %s: it is written without SQLite's write-ahead log, and reading it may make the run wait for up to "
         "%g s; while the run is active, use `agentgym show`, `view` and `report` on a copy of the folder",

@@ -58,7 +58,7 @@ class StepJob:
 
 
 def parts_of(job: GroupsJob) -> list[GroupsJob | SignsJob]:
-    """Split a job into one per group, or one per rollout if it has a single group.
+    """Split a job into one job per group, or, if it has a single group, into one job per rollout.
 
     If the store refuses a part, the others are still written. The signs of a group's rollouts depend on
     the whole group, so they are written last.
@@ -77,7 +77,7 @@ def rollouts_in(job: GroupsJob | SignsJob | StepJob) -> int:
 
 
 def in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], object]) -> None:
-    """Run `work` in one transaction, so that all or nothing is written; wait first if another process is writing."""
+    """Wait if another process is writing, then run `work` in one transaction, so that all or nothing is written."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         work(connection)

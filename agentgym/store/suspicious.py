@@ -87,10 +87,11 @@ def signs_of(number: int, signs: str | None, gap: float | None, far: set[int]) -
 
 
 def is_far(reward: float, nearest: float, farthest: float) -> bool:
-    """Return whether `reward` is far from all others, which lie between `nearest` and `farthest` on one side of it.
+    """Return whether `reward` is far from all other rewards.
 
-    If all others are equal, there is no range to compare with. Then a distance of more than ten times their absolute
-    value, and of more than 10, is far.
+    The others all lie on one side of `reward`: `nearest` is the one next to it, and `farthest` is the one at the other
+    end. If all others are equal, there is no range to compare with. Then a distance of more than ten times their
+    absolute value, and of more than 10, is far.
     """
     spread = abs(farthest - nearest)
     return abs(reward - nearest) > (FAR * spread if spread else 10 * max(1.0, abs(nearest)))

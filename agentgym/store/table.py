@@ -1,4 +1,4 @@
-"""Pages of a run's rollouts, which SQLite filters, sorts and counts without unpacking any."""
+"""Pages of a table of a run's rollouts. SQLite filters, sorts and counts them without unpacking any rollout."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -15,7 +15,7 @@ class RolloutTexts:
 
     number: int
     mark: str
-    """Distinguishes this rollout from another one that got the same number after the run was resumed."""
+    """Distinguishes this rollout from another one that got the same number after the run was resumed; see `MARK`."""
     texts: tuple[str, ...]
 
 

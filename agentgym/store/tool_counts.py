@@ -50,7 +50,10 @@ class ToolCounts:
         _fold(self.errors, names)
 
     def failing(self, *, least_calls: int = 1) -> dict[str, tuple[int, int]]:
-        """Return errors and calls of each tool with at least `least_calls` calls, more than half of which failed."""
+        """Return the errors and calls of each tool that failed in more than half of its calls.
+
+        Tools with fewer than `least_calls` calls are left out.
+        """
         both = {name: (errors, self.calls[name]) for name, errors in self.errors.items() if name != OTHERS}
         return {name: (errors, calls) for name, (errors, calls) in both.items() if 2 * errors > calls >= least_calls}
 

@@ -33,9 +33,9 @@ def trained_segments(
 ) -> Iterator[Trained]:
     """Yield one `Trained` for each segment that the samples cover.
 
-    `scored` maps a sample's rollout id, segment and step to the log-probabilities of its trained tokens and to
-    whether earlier optimizer steps of the same run step had changed the policy before. A segment is covered by a
-    single sample, or by one sample per turn::
+    The keys of `scored` are a sample's `rollout_id`, `segment` and `step`. Its values are the log-probabilities of the
+    sample's trained tokens, and whether earlier optimizer steps of the same training step had changed the policy by
+    then. A segment is covered by a single sample, or by one sample per turn::
 
         sampled tokens   a a a | a a | a        three turns
         logprobs         x x x   x x   x        those of its samples, one after the other
@@ -59,7 +59,7 @@ def _trained(
     advantages = np.concatenate([sample.advantages[sample.loss_mask] for sample in parts])
     logprobs = np.concatenate([of for of, _ in scored]) if len(scored) == len(parts) else None
     if logprobs is not None and len(logprobs) != sum(lengths):
-        logprobs = None  # only some sampled tokens were trained, and nothing would say which
+        logprobs = None  # only some sampled tokens were trained, and a store can't tell which
     moved = any(changed for _, changed in scored)
     gap = None if logprobs is None or moved else np.abs(logprobs - segment.logprobs[segment.sampled]).max()
     return Trained(

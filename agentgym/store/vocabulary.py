@@ -32,7 +32,7 @@ class VocabularyWriter:
         """Ids of the open transaction, which may still be rolled back."""
 
     def read(self, connection: sqlite3.Connection) -> None:
-        """Set the ids that count as seen to those of this store. A previous store may have had more."""
+        """Count exactly the ids in this store as seen. A store opened before may have had more."""
         rows = connection.execute("SELECT model, ids FROM vocabulary").fetchall()
         self._seen.clear()
         for model, ids in rows:
@@ -53,11 +53,11 @@ class VocabularyWriter:
                 connection.execute("INSERT INTO vocabulary VALUES (?, ?, ?, ?)", (stored_text(model), *row))
 
     def keep(self) -> None:
-        """Keep the ids of the last transaction as seen, since it was committed."""
+        """Continue to count the last transaction's ids as seen, since the transaction was committed."""
         self._fresh.clear()
 
     def drop(self) -> None:
-        """Forget that the ids of the last transaction were seen, since it was rolled back."""
+        """Count the last transaction's ids as unseen again, since the transaction was rolled back."""
         for model, ids in self._fresh:
             self._seen[model][ids] = False
         self._fresh.clear()
@@ -111,7 +111,7 @@ def found_among(rows: Iterable[Sequence[bytes]], wanted: Collection[int]) -> dic
 
 
 def shown_token(given: bytes) -> str:
-    """Return the text of one token; bytes that don't form a whole character in it are shown in hex, such as ⟨F0 9F⟩."""
+    """Return the text of a token, with bytes that are only part of a character in hex, such as ⟨F0 9F⟩."""
     try:
         return given.decode()
     except UnicodeDecodeError:

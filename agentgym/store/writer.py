@@ -64,16 +64,15 @@ LOOK_S = 1.0
 class RolloutWriter:
     """Writes rollouts to the store of a run; `add` returns at once, and added rollouts survive a crash.
 
-    A rollout is on disk either whole or not at all. If the store can't accept a rollout for now, because another
-    process has locked it or its disk is full, the rollout stays in memory, and the write is retried with the next job
-    and when the writer is closed. Rollouts that can't be written then either, and those that the store refuses for
-    good, are counted in `lost` and logged as a warning; the run continues.
+    A rollout is on disk either whole or not at all. A locked store or a full disk can't accept a rollout for now. The
+    rollout then stays in memory, and the write is retried with the next job and when the writer is closed. Rollouts
+    that can't be written even then, and those that the store refuses for good, are counted in `lost` and logged as a
+    warning; the run continues.
 
     Args:
         folder: The run's folder.
         done: Number of steps that an earlier run in the folder finished. The rollouts of these steps are kept, and
-            later
-            ones are removed.
+            later ones are removed.
         token_bytes: Returns the bytes of token ids. Each id's bytes are stored once, so that a copied store shows its
             tokens without the model. None stores no bytes.
     """
@@ -182,7 +181,7 @@ class RolloutWriter:
     ) -> sqlite3.Connection | None:
         """Do the work and return the connection for the next job.
 
-        No error ends the thread, because callers wait for it.
+        Errors are handled here and never end the thread, because callers wait for it.
         """
         try:
             return work(connection)
@@ -209,7 +208,7 @@ class RolloutWriter:
         return connection
 
     def _wait_for(self, error: Exception) -> None:
-        """Report, the first time, that the store can't be written now."""
+        """Report that the store can't be written for now, unless that was already reported."""
         if self._stuck is None:
             said = "they stay in memory and are retried, and the run continues"
             self._refusals.refused("rollouts", said_of(error), then=said)
@@ -230,7 +229,7 @@ class RolloutWriter:
         return connection
 
     def _listed(self, job: StepJob) -> StepJob:
-        """Return the job with its results as a list, since a generator can't be consumed twice."""
+        """Return the job with its results as a list, since a generator couldn't be read again by a retry."""
         try:
             return replace(job, trained=list(job.trained))
         except Exception as error:
@@ -260,7 +259,10 @@ class RolloutWriter:
             self._lose(dropped, self._stuck)
 
     def _written(self, connection: sqlite3.Connection, job: _Work) -> Exception | None:
-        """Write the first pending job, or replace it with its parts; return the error if it must be retried."""
+        """Write the first pending job; return the error if the job must be retried.
+
+        If the store refuses the job, its parts take its place.
+        """
         try:
             if isinstance(job, StepJob):
                 in_transaction(connection, lambda to: write_step(to, job))
@@ -292,7 +294,7 @@ class RolloutWriter:
             self._refusals.refused("some rollouts", why, then=f"{self.lost} are lost so far, and the run continues")
 
     def _lose_beside(self, job: StepJob | SignsJob, error: Exception) -> None:
-        """Report that additions to stored rollouts are lost; the rollouts stay without them."""
+        """Report that a job's additions to stored rollouts are lost; the rollouts themselves stay stored."""
         what = "a step's training results" if isinstance(job, StepJob) else "a group's suspicious signs"
         self._refusals.refused(what, said_of(error), then="its rollouts are stored without them")
 
@@ -308,8 +310,9 @@ class RolloutWriter:
     def _moved(self, connection: sqlite3.Connection | None, place: _Place) -> sqlite3.Connection | None:
         """Return a connection to the store at its new path, or None if it can't be opened there now.
 
-        The last connection to close removes files under the store's old name. The old connection is therefore closed
-        after the new one is open, or before a new store has that name.
+        Closing the last connection to a store removes files under the name that it had when it was opened. If the store
+        was moved, the new connection is therefore opened first. If it is rewritten, the old one is closed before the
+        new store has that name.
         """
         if connection is None:
             return self._opened(None)

@@ -22,7 +22,7 @@ all new ones.
 _FENCE = re.compile(r"^(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^\1[ \t]*+$\n?|\Z)", re.M | re.S)
 """Fenced code. No part of the expression backtracks, so a line of any length is read once."""
 _PLAIN = re.compile(r"[^\n]{1000}|\s{1000}")
-"""Matches long lines and wide gaps, on which many languages' expressions take minutes and block all other requests."""
+"""Matches long lines and wide gaps. The highlighters of many languages take minutes on them, and block all requests."""
 _IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]++={0,2}")
 _HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@", re.M)
 _CODE_OF = {"code": "python", "script": "bash", "cmd": "bash", "command": "bash", "sql": "sql", "query": "sql"}

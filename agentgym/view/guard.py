@@ -10,7 +10,10 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "agentgym-view"
-"""Prefix of the name of the cookie that holds the token. The port follows, because cookies don't distinguish ports."""
+"""Prefix of the name of the cookie that holds the token.
+
+The server's port is appended, because a browser sends a cookie to all ports of a host.
+"""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 """Host names of the local machine."""
 HEADERS = {
@@ -37,7 +40,8 @@ class Guard:
         app: The application to protect.
         token: The token that requests must carry; None accepts requests without one.
         hosts: The accepted host names, without a port.
-        numbers: Whether any IP address is also accepted as the host. No other site can have an IP address as its name.
+        numbers: Whether any IP address is accepted as the host, too. That is safe: another site that directs its name
+            to this machine still sends its name as the host, not an IP address.
     """
 
     def __init__(self, app: ASGIApp, *, token: str | None, hosts: frozenset[str], numbers: bool = False) -> None:

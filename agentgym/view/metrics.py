@@ -127,12 +127,12 @@ _TOOK = re.compile(rb'"time/step": ([^,}n]+)')
 
 @dataclass(frozen=True, slots=True)
 class MetricRows:
-    """The rows of a run after the first ones, each as JSON, without damaged lines."""
+    """The rows of a run that the browser doesn't have yet, each as JSON. Damaged lines are left out."""
 
     lines: int
     """Number of complete lines in the file."""
     start: int
-    """Number of lines before the first row; 0 if the client's lines are not the file's first lines."""
+    """Number of lines before the first row; 0, for all rows, if the browser's lines are outdated."""
     mark: int
     """Checksum that distinguishes these lines from others, such as those after the run was resumed."""
     rows: list[bytes]
@@ -144,11 +144,12 @@ class MetricRows:
 
 
 def metric_rows(folder: Path, after: int = 0, mark: int | None = None) -> MetricRows:
-    """Return the rows after the first `after` lines, or all rows if `mark` isn't the checksum of those lines.
+    """Return the rows after the first `after` lines, which the browser has, or all rows if its lines are outdated.
 
-    A row's time is the total duration in seconds of the steps up to it, which is close to the time since the run
-    started. Lines in the format that runs write are copied into their rows without parsing, since parsing and
-    encoding all numbers of 5,000 steps takes a second.
+    They are outdated if `mark` isn't the checksum of the file's first `after` lines. A row's time is the total duration
+    in seconds of the steps up to it, which is close to the time since the run started. Lines in the format that runs
+    write are copied into their rows without parsing, since parsing and encoding all numbers of 5,000 steps takes a
+    second.
     """
     path = folder / METRICS
     try:
@@ -259,5 +260,5 @@ def _metrics(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_metric(value: object) -> bool:
-    """Return whether the value is a number that a float can represent; JSON has larger ones."""
+    """Return whether the value is a number that fits in a float; numbers in JSON may be larger."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)

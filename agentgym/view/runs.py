@@ -30,7 +30,7 @@ LARGEST_JSON = 32 << 20
 """Largest number of bytes in settings.json and summary.json."""
 LARGEST_LOCK = 4096
 STILL_S = 120.0
-"""Seconds since its last write during which a run counts as active if its process isn't visible from here."""
+"""Seconds that a run counts as active after its last write, if its process can't be seen from this machine."""
 NO_RUNS = ("node_modules", "site-packages", "__pycache__")
 """Folders that are never searched."""
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
@@ -76,8 +76,8 @@ class Run:
     def is_live(self) -> bool:
         """Return whether the run is active.
 
-        A run is active if the process that locks its folder runs on this machine or, since it may be on another
-        machine, if the folder was written to within STILL_S seconds.
+        A run is active if the process that locks its folder runs on this machine. That process may also run on another
+        machine, so the run counts as active, too, if its folder was written to within the last STILL_S seconds.
         """
         try:
             said = read_bytes(self.folder / LOCK, within=self.folder, most=LARGEST_LOCK)
@@ -207,7 +207,7 @@ def _folders(named: Path, depth: int = 0) -> Iterator[Path]:
 
 
 def _runs(process: int) -> bool:
-    if process <= 0:  # it would mean a process group
+    if process <= 0:  # os.kill would then signal a process group
         return False
     try:
         os.kill(process, 0)

@@ -11,10 +11,16 @@ Piece = dict[str, Any]
 def timeline(rollout: Rollout) -> tuple[list[Piece], bool]:
     """Return the pieces in seconds from the rollout's start, and whether their positions are exact.
 
-    "open" is the time before the first turn (sandbox, env reset), "wait" the time before the engine accepts
-    the request, "generate" the engine's time, "tool" the time until the env's response, and "score" everything after
-    the last turn: scoring, and closing the env and its sandbox. If it isn't known when turns were requested, as in
-    older stores, the pieces are placed one after another, and "score" is the rest of the total time.
+    The pieces are named as follows:
+
+    - "open": the time before the first turn, in which the sandbox is leased and the env is reset.
+    - "wait": the time before the engine accepts the request for a turn.
+    - "generate": the engine's time for the turn.
+    - "tool": the time from then until the env's response.
+    - "score": the time after the last turn, for scoring and for closing the env and its sandbox.
+
+    Older stores don't record when turns were requested. The pieces are then placed one after another, without "open",
+    and "score" is the rest of the total time.
     """
     turns = sorted(
         ((segment.index, turn) for segment in rollout.segments for turn in segment.turns),

@@ -22,7 +22,7 @@ TRAINED: Mapping[Kind, tuple[str, ...]] = {
     "chat": ("--model", "Qwen/Qwen3-0.6B", "--engine.dtype", "bfloat16"),
     "game": ("--credit", "turn"),
 }
-"""The flags of `agentgym train` for each kind, as in its README: the tiny model cannot learn all of them."""
+"""For each kind of template, the flags of `agentgym train` in its README. The tiny model can't learn every kind."""
 SUFFIXES = (".py", ".md")
 """File types in a template; other files in its folder are leftovers of a program that ran there."""
 

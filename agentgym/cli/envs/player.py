@@ -40,7 +40,7 @@ class Player(Scripted):
         """The text printed so far for each conversation, as the model reads it."""
         self._last = ""
         self._roles: dict[str, str] = {}
-        """The role of each forked conversation, keyed by its sessions without their last number."""
+        """The role of each forked conversation, by the names of its sessions without the number at their end."""
         self._tools: dict[str, Any] = {}
 
     def know_role(self, conversation: Conversation) -> None:

@@ -14,7 +14,7 @@ MOST_HEADER = 32 << 20
 BYTES_A_BYTE = 8
 """Maximum ratio of a file's size to its space on disk. Compression stays below it, but a sparse file can exceed it."""
 MOST_RANK = 1 << 14
-"""Maximum rank of an adapter that PEFT loads; it allocates matrices of the config's rank before it reads tensors."""
+"""Maximum rank of an adapter. PEFT allocates matrices of the rank in the config before it reads the tensors."""
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def check_ranks(folder: Path) -> None:
 
 
 def _real(folder: Path) -> tuple[Path, Path]:
-    """Return the folder with links resolved, and the folder that links in it must not lead out of."""
+    """Return the adapter's folder with links resolved, and the folder that must contain the targets of its links."""
     folder = real_path(folder)
     return folder, folder.parents[1] if folder.parent.name == "snapshots" else folder
 

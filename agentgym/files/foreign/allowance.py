@@ -6,7 +6,7 @@ from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError
 
 
 class Allowance:
-    """Counts the bytes of files before they are read, up to `most` bytes in total; holes of sparse files count too."""
+    """Counts the bytes of files, including holes of sparse files, before they are read: at most `most` in total."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = self._left = most

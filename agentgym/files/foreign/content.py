@@ -11,13 +11,17 @@ from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError, read
 MOST_LEVELS = 200
 """Maximum nesting of lists and objects in JSON, because code that walks them recurses once per level."""
 MOST_VALUES = 1 << 21
-"""Maximum number of lists, objects and commas in one JSON value; each becomes up to 200 bytes of objects."""
+"""Maximum number of lists, objects and commas in one JSON value. In memory, each of them takes up to 200 bytes."""
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 """Errors raised by code that gets values it doesn't expect."""
 _FEW = 1 << 12
-"""Up to this count, delimiters inside strings are counted too, which is many times faster."""
+"""If counting every delimiter, even inside strings, gives at most this number, that count is used. Leaving out those in
+strings is many times slower.
+"""
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Matches a JSON string, even if it is never closed: searching for an end from each quote in it would take forever."""
+"""Matches a JSON string, even one that is never closed. If the closing quote were required, each later quote of an
+unclosed string would start another search to the end of the text.
+"""
 
 
 class Unpacker:
@@ -111,7 +115,7 @@ def _loaded(text: bytes) -> Any:
 
 
 def values_in(text: bytes) -> int:
-    """Return the number of lists, objects and commas in JSON; a small count includes those inside strings."""
+    """Return the number of lists, objects and commas in JSON; up to `_FEW`, those inside strings are counted too."""
     found = _marks(text)
     return found if found <= _FEW else _marks(_TEXT.sub(b"", text))
 

@@ -87,7 +87,7 @@ def mismatch_metrics(
         scored: For each sample, the trainer's log-probabilities, and whether the policy had changed by then.
 
     Returns:
-        The metrics; empty if no sample counts.
+        The metrics; empty if no sample was scored before the policy changed.
     """
     found = [(sample, scored.get((sample.rollout_id, sample.segment, sample.step))) for sample in samples]
     gaps = [of[0] - sample.logprobs[sample.loss_mask] for sample, of in found if of and not of[1] and len(of[0])]

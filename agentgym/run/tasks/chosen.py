@@ -23,8 +23,8 @@ def only_tasks(env: type[Env[Any]], file: Path | None) -> type[Env[Any]]:
         file: Text file with one id per line; None returns the env unchanged.
 
     Raises:
-        ValueError: If the file can't be read or has no ids, if an id isn't a training task's, if the file has no task
-            of a member of a mixture, or if the tasks are endless.
+        ValueError: If the file can't be read or has no ids, if an id isn't that of a training task, or if the tasks are
+            endless. Also if a member of a mixture has no task in the file.
     """
     if file is None:
         return env

@@ -18,7 +18,9 @@ from agentgym.store.schema import FILE
 LONGEST = 1 << 20
 """Largest number of bytes in a line of metrics.jsonl. Runs write a few thousand."""
 MOST_LINES = 100_000
-"""Maximum number of lines in metrics.jsonl. The lines of a run are longer than a file of the maximum size allows."""
+"""Maximum number of lines in metrics.jsonl. A run's lines are so long that its file exceeds the limit on bytes
+first.
+"""
 LARGEST = 1e150
 """Absolute value above which a metric is left out, because squares and sums of larger ones overflow."""
 
@@ -153,7 +155,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file, which must not be a link out of its folder; empty if the file doesn't exist."""
+    """Return the bytes of a file, or none if it doesn't exist. A link must not lead out of the file's folder."""
     try:
         return read_bytes(path, within=path.parent)
     except FileNotFoundError:
@@ -175,7 +177,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def kept_runs(folders: Sequence[Path]) -> list[KeptRun]:
-    """Return the runs and evaluations of these folders; if a folder is neither, those directly below it.
+    """Return the runs and evaluations of these folders; for a folder that is neither, those directly below it.
 
     Raises:
         AgentGymError: If a folder doesn't exist or has no run, or if two names lead to the same folder.

@@ -90,7 +90,7 @@ def lines_of(runs: Sequence[KeptRun]) -> list[Line]:
 
 
 def differing(runs: Sequence[KeptRun]) -> list[str]:
-    """Return the settings in which these runs differ, except those in which runs of one line may differ."""
+    """Return the settings in which these runs differ, without those of `OF_A_RUN`."""
     names = sorted({name for run in runs for name in run.settings} - set(OF_A_RUN))
     return [name for name in names if len({_text(run.settings.get(name)) for run in runs}) > 1]
 
@@ -103,7 +103,7 @@ def _key(run: KeptRun) -> str:
 
 
 def _name(run: KeptRun, all_runs: Sequence[KeptRun]) -> str:
-    """Name a line by how its settings differ from those of other lines of its kind, training runs or evaluations."""
+    """Name a line by the settings in which it differs from other lines of its kind (training runs or evaluations)."""
     alike = [other for other in all_runs if other.is_training == run.is_training]
     differ = [name for name in differing(alike) if name not in ("recipe", "env") and name in run.settings]
     settings = [f"{name} {_short(run.settings[name])}" for name in differ]

@@ -27,7 +27,7 @@ def unlearned_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """Return the table of how the training runs' rollouts ended with its header row, or [] if no metric counts them."""
+    """Return the table of the training runs' stop reasons with its header row, or [] if no metric has their shares."""
     reasons = sorted({name for line in lines for run in line.runs for row in run.steps for name in row if _stop(name)})
     metrics = {name.removeprefix("stop/"): _share(name) for name in reasons}
     return _table(metrics, [line for line in lines if line.is_training]) if metrics else []
@@ -66,7 +66,7 @@ def shown(found: Spread | None) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number with three decimals, one if its absolute value is at least 100, or none if it is an integer."""
+    """Format a number: with three decimals, with one from an absolute value of 100 on, and an integer with none."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 

@@ -14,7 +14,7 @@ from agentgym.view.report.folders import measured
 from agentgym.view.report.lines import Line, band
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Colors that color-blind readers can tell apart (Okabe and Ito), and one more."""
+"""Colors that color-blind readers can tell apart: those of Okabe and Ito, and one more."""
 PARTS = 1000
 """Largest number of parts that a curve is reduced to, since a picture is 840 pixels wide."""
 CHARTS = (
@@ -91,7 +91,7 @@ def draw_curves(
 
 
 def add_curve(axes: Axes, curve: Curve, color: str) -> None:
-    """Draw the mean of a line; with several seeds, also their range as a band and each seed as a thin line."""
+    """Draw a line's mean; with several seeds, also draw their range as a band and each seed as a thin line."""
     mean = band(curve.seeds)
     if len(curve.seeds) > 1:
         for seed in curve.seeds:

@@ -42,10 +42,10 @@ class Unsearchable(Refused):
 
 
 class SearchIndex:
-    """Finds the rollouts of one run by their words. Any thread, and several viewers at once, may read and write it.
+    """Finds the rollouts of one run by their words. Several threads and several viewers may read and write it at once.
 
-    It is stored in a folder of the viewer under the run's key, so that nothing from the run's folder is trusted as an
-    index.
+    It is stored in a folder of the viewer under the run's key, never in the run's folder, whose files can't be
+    trusted.
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
