@@ -87,8 +87,9 @@ def layer_names(causal: Any) -> list[str]:
 
 
 def write_adapter(adapter: Adapter, path: Path, files: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write an adapter in PEFT's two files, and the texts in `files`. The folder at `path` is complete or doesn't
-    exist.
+    """Write an adapter in PEFT's two files, and also the texts in `files`.
+
+    The folder at `path` is complete or doesn't exist.
     """
     from safetensors.torch import save_file
 

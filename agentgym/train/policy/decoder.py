@@ -65,9 +65,7 @@ UNPACKED = "agentgym_by_sequence"
 
 
 def compute_by_sequence(decoder: Any, names: tuple[str, ...]) -> None:
-    """Make the named parts of the decoder compute each sequence of a block separately, from the sequence's first token
-    on.
-    """
+    """Make the named parts of the decoder compute each sequence of a block separately, from its first token on."""
     done = getattr(decoder, UNPACKED, ())
     for name in names:
         if name not in done:

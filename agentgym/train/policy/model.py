@@ -175,8 +175,9 @@ def load_whole_policy(
     layout: Layout = "padded",
     device: torch.device | None = None,
 ) -> PolicyModel:
-    """Load a model from `path` without an adapter. If `trained`, all of the language model's weights are trained, else
-    none.
+    """Load a model from `path` without an adapter.
+
+    If `trained`, all of the language model's weights are trained, otherwise none.
 
     Raises:
         ValueError: As in `load_policy`.
@@ -263,8 +264,9 @@ def _base(path: Path | str, dtype: torch.dtype) -> Any:
 
 
 def _refuse_padding_id(path: Path | str) -> None:
-    """Raise ValueError if the config's padding id is outside the vocabulary, as torch can't create such an
-    embedding.
+    """Raise ValueError if the config's padding id is above the vocabulary.
+
+    With such an id, torch can't create the embedding.
     """
     from transformers import AutoConfig
 

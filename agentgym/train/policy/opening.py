@@ -29,9 +29,7 @@ PEAK = 50.0
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the mean difference of hidden states, in standard deviations, that rounding in this data type may
-    cause.
-    """
+    """Return how much rounding may change hidden states: the mean difference, in standard deviations."""
     return 1e-4 if dtype == torch.float32 else 0.1
 
 
@@ -76,15 +74,15 @@ def check_padded(model: Any) -> tuple[str, ...]:
 def attend_in_rows(
     model: Any, layouts: Sequence[Layout] = ("packed", "tree"), parts: tuple[str, ...] | None = None
 ) -> tuple[str, ...]:
-    """Make the model compute the samples of a row separately, without changing its code.
+    """Make the model compute the samples of a row independently of each other, without changing its code.
 
-    Each layout is compared with each sequence alone.
+    Each layout's results are compared with those of each sequence alone.
 
     Args:
         model: A transformers model, with or without an adapter.
         layouts: The layouts to check.
-        parts: The result of an earlier call, with which nothing is computed, so the model needs no weights. None
-            finds the parts.
+        parts: The result of an earlier call, which is applied without a check, so the model needs no weights. None
+            runs the check and finds the parts.
 
     Returns:
         The names of the parts that are computed sequence by sequence, such as those with a recurrent state.

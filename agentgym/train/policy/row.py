@@ -114,8 +114,7 @@ class Row:
         )
 
     def starts(self, mask: MaskFunction) -> Ints | None:
-        """Return how far back tokens may attend under a layer's mask, or None if always to the first token of the
-        sample.
+        """Return how far back tokens may attend under a layer's mask, or None if they may always attend to all before.
 
         Entry d is the depth of the first token that a token at depth d attends to. A sliding window gives such a
         mask.
@@ -148,9 +147,7 @@ class Row:
 
 
 class RowMask:
-    """The mask that an attention layer receives: the row, and the layer's own mask, which applies within each
-    sample.
-    """
+    """The mask that an attention layer receives: the row, and the layer's own mask for tokens of one sample."""
 
     def __init__(self, row: Row, mask: MaskFunction | None = None) -> None:
         self.row, self._mask = row, mask
@@ -164,8 +161,9 @@ class RowMask:
 
 
 def runs(end_T: Ints) -> Runs:
-    """Split a row into its runs. A token starts a new run unless the token before it in the row precedes it in its
-    samples.
+    """Split a row into its runs.
+
+    A token starts a new run unless the token before it in the row also comes before it in its samples.
     """
     starts = [0, *(np.flatnonzero(end_T[:-1] <= np.arange(1, len(end_T))) + 1).tolist()]
     paths = [np.flatnonzero(end_T[:start] > start) for start in starts]
@@ -196,14 +194,12 @@ _SEQUENCES: ContextVar[Sequences | None] = ContextVar("sequences", default=None)
 
 
 def current_row() -> Row | None:
-    """Return the row that the current forward pass computes, or None if it computes none."""
+    """Return the row that the current forward pass computes, or None if it doesn't compute a `Row`."""
     return _ROW.get()
 
 
 def current_sequences() -> Sequences | None:
-    """Return the sequences of the block that the forward pass computes, or None if each row of the block is one
-    sequence.
-    """
+    """Return the sequences of the block that is being computed, or None if each row of the block is one sequence."""
     row = _ROW.get()
     return _SEQUENCES.get() if row is None else row.sequences
 
@@ -225,7 +221,5 @@ def computing(row: Row | None, sequences: Sequences | None = None) -> AbstractCo
 
 
 def as_now() -> AbstractContextManager[None]:
-    """Return a context that restores the present row and sequences, for a layer's second forward pass
-    (recomputation).
-    """
+    """Return a context that restores the present row and sequences when a layer is computed a second time."""
     return computing(_ROW.get(), _SEQUENCES.get())

@@ -164,9 +164,7 @@ def _routes(model: Any, name: str, layer: Any) -> bool:
 
 
 def _used_as_tensor(model: Any, name: str) -> bool:
-    """Return whether a state-space layer passes the named layer's weight directly to its kernel, which bypasses an
-    adapter.
-    """
+    """Return whether a state-space layer passes the named layer's weight to its kernel, which bypasses an adapter."""
     parent, _, last = name.rpartition(".")
     return last in ("out_proj", "dt_proj") and all(
         hasattr(model.get_submodule(parent), part) for part in ("A_log", "D")
@@ -174,8 +172,9 @@ def _used_as_tensor(model: Any, name: str) -> bool:
 
 
 def _taken_for_experts(model: Any, names: list[str]) -> set[str]:
-    """Return the names that PEFT mistakes for expert weights, in model families whose experts were once linear
-    layers.
+    """Return the names that PEFT mistakes for expert weights.
+
+    It does so in model families whose experts were once linear layers.
     """
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
