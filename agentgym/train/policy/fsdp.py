@@ -181,7 +181,7 @@ def _arrange(policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, sharded:
 
 
 def checkpoint_layers(policy: PolicyModel) -> None:
-    """Make the forward pass store only each decoder layer's input, from which the backward pass recomputes the layer."""
+    """Store only each decoder layer's input in the forward pass, and recompute the layer in the backward pass."""
     for layer in _layers(policy, "gradient_checkpointing"):
         # Wrapped inside the layer's hooks, with which FSDP gathers its weights. Dropout is off, so recomputing is
         # exact.
