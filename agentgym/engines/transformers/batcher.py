@@ -228,9 +228,7 @@ class Batcher:
         return rows, np.minimum(todo[rows], limit)
 
     def _advance(self, rows: Ints, width: Ints) -> None:
-        """Compute the next ids of these rows, as many as `width` says, and sample for rows whose ids are then all
-        computed.
-        """
+        """Compute the next `width` ids of these rows, and sample for each row whose ids are then all computed."""
         began = perf_counter()
         slots = self._slots
         start = slots.filled[rows]
@@ -301,9 +299,7 @@ class Batcher:
         request.settle(completion)
 
     def _leave(self, request: Request) -> None:
-        """Remove a request from the unsettled ones. Its slot, if it has one, becomes idle, but still belongs to its
-        session.
-        """
+        """Remove a request from the unsettled ones. Its slot, if any, becomes idle but stays with its session."""
         del self._live[request.session]
         if request.slot < 0:
             self._queue.remove(request)

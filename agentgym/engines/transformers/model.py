@@ -242,10 +242,9 @@ class InferenceModel:
     def draw(
         self, hidden: torch.Tensor, temperature: Floats, uniform: Floats, part: Part | None = None
     ) -> tuple[Ints, Floats]:
-        """Sample one id per row, and return the ids and their log-probabilities. At temperature 0, the likeliest id is
-        chosen.
+        """Sample one id per row, and return the ids and their log-probabilities.
 
-        Row i's sample depends only on its distribution and on the random number `uniform[i]`, by inversion of the
+        At temperature 0, the likeliest id is chosen. Row i's sample depends only on its distribution and on the random number `uniform[i]`, by inversion of the
         cumulative
         distribution. It can't depend on other rows. With `part`, only a part of the distribution is sampled from, but
         the

@@ -61,9 +61,7 @@ def groups(ids: Ints, weights: Ints) -> RowGroups | None:
 
 
 def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> RowGroups:
-    """Build the groups from sorted rows. `order` lists the rows, and `begins` is true for each that starts a new
-    group.
-    """
+    """Build the groups from the rows in `order`. `begins` is true for each row that starts a new group."""
     group = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
     place = np.arange(len(order)) - first[group]
