@@ -194,12 +194,10 @@ def reason_of(answer: Answer) -> str:
 
 
 def require_possible(completion: Completion, server: object, max_tokens: int, vocabulary: int) -> None:
-    """Raise EngineError if a server sampled too many ids, or an id outside the vocabulary. The message names the
-    server.
-    """
+    """Raise EngineError with the server's name if it sampled too many ids, or an id outside the vocabulary."""
     ids = completion.token_ids
     if len(ids) > max_tokens:
         raise EngineError(f"{server}: sampled {len(ids)} ids, but at most {max_tokens} were requested")
     # One comparison is enough: read as unsigned integers, negative ids are larger than any vocabulary.
     if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= vocabulary:
-        raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")
+        raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary} ids")

@@ -217,9 +217,7 @@ class Fleet:
         shutil.rmtree(self._folder / policy.lora, ignore_errors=True)
 
     async def unload_all(self) -> None:
-        """Unload every adapter that was loaded into a reachable server. Log the adapters that a hung server doesn't
-        unload.
-        """
+        """Unload every adapter from every reachable server. Log the adapters that a hung server doesn't unload."""
         try:
             async with asyncio.timeout(_UNLOAD_S), asyncio.TaskGroup() as forgetting:
                 for server in self.router.alive:

@@ -89,9 +89,7 @@ class Generation:
         )
 
     def _versions(self) -> tuple[Version, ...]:
-        """Return the policy versions of all sampled ids. If consecutive requests have the same version, it is listed
-        once.
-        """
+        """Return the policy versions of all sampled ids. A version that continues in the next request is listed once."""
         versions, before = list[Version](), 0
         for part in self.sampled:
             for start, version in part.versions:

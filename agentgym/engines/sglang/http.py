@@ -30,8 +30,9 @@ encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Answer(NamedTuple):
-    """The status and the body of an HTTP response. The body is a decoded value if it is JSON, else text, or None if
-    empty.
+    """The status and the body of an HTTP response.
+
+    The body is a decoded value if it is JSON, otherwise text, or None if it is empty.
     """
 
     status: int

@@ -59,8 +59,8 @@ def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) ->
     other = int(AutoConfig.from_pretrained(served_model).get_text_config().vocab_size)
     if other != vocabulary:
         raise ValueError(
-            f"model: {str(model)!r} has a vocabulary of {vocabulary}, but the server serves {served_model!r} with "
-            f"a vocabulary of {other}"
+            f"model: {str(model)!r} has a vocabulary of {vocabulary} ids, but the server serves {served_model!r} with "
+            f"a vocabulary of {other} ids"
         )
 
 

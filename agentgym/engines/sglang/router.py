@@ -89,9 +89,7 @@ class Router:
         return next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
 
     def _remember(self, session: str, home: _Home, prompt: Prompt) -> None:
-        """Record which blocks of a session's prompt its server has computed, except those already recorded for the
-        session.
-        """
+        """Record the blocks of a session's prompt for its server, except those already recorded for the session."""
         blocks, seen = prompt.blocks, self._seen[home.server]
         for block in blocks[home.noted if home.prompt is prompt else 0 :]:
             seen[block] = None

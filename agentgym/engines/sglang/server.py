@@ -195,8 +195,9 @@ class Server:
     async def _score_draws(
         self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: PolicyVersion
     ) -> Floats:
-        """Score the ids from index `start` on: sample once after each prefix, and read the next id's log-probability
-        there.
+        """Score the ids from index `start` on.
+
+        The server samples once after each prefix, and reports the log-probability of the next id there.
         """
         ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
         payload = {

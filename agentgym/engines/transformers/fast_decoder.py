@@ -135,9 +135,7 @@ class _Layer:
         return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(len(query), 1, -1)
 
     def _attend_shared(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, prefix: Prefix) -> Tensor:
-        """Return the same as `_attend_one`, but read the keys and values of a shared prefix once for all rows that
-        share it.
-        """
+        """Return the same as `_attend_one`, but read a shared prefix's keys and values once for all its rows."""
         length, rows, heads = prefix.length, len(query), self._kv_heads
         own = self._scores(query, keys[:, :, length:], mask[..., length:])
         alike = torch.bmm(

@@ -244,11 +244,10 @@ class InferenceModel:
     ) -> tuple[Ints, Floats]:
         """Sample one id per row, and return the ids and their log-probabilities.
 
-        At temperature 0, the likeliest id is chosen. Row i's sample depends only on its distribution and on the random number `uniform[i]`, by inversion of the
-        cumulative
-        distribution. It can't depend on other rows. With `part`, only a part of the distribution is sampled from, but
-        the
-        log-probability is still that under the whole distribution.
+        At temperature 0, the likeliest id is chosen. Row i's sample depends only on its distribution and on the random
+        number `uniform[i]`, by inversion of the cumulative distribution. It can't depend on other rows. With `part`,
+        only a part of the distribution is sampled from, but the log-probability is still that under the whole
+        distribution.
         """
         greedy = temperature == 0
         logprobs = self._logprobs(hidden, np.where(greedy, np.float32(1), temperature))
