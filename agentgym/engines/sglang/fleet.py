@@ -136,9 +136,7 @@ class Fleet:
             except BaseException:
                 await self.unload(policy)
                 for server in self.router.alive:
-                    if not server.holds(
-                        self.policy
-                    ):  # a failed push may have left the server with partly old and partly new weights
+                    if not server.holds(self.policy):  # its weights may be partly old and partly new
                         self.lose(server)
                 raise
         return policy
@@ -290,13 +288,9 @@ class Fleet:
             # id.
             if not (await server.samples(self.config.stall_s) and await server.ready(self.config.health_s) == 200):
                 return
-            await _unload(
-                server, sorted(server.adapters)
-            )  # adapters that were loaded before the server was lost, and may still be loaded
+            await _unload(server, sorted(server.adapters))  # It may still have these adapters.
             server.doubt()
-            while not server.holds(
-                self.policy
-            ):  # loop, because `push` skips lost servers, so the policy may change meanwhile
+            while not server.holds(self.policy):  # `push` skips lost servers, so the policy may change
                 payload = self._payloads.get(self.policy)
                 if payload is not None:
                     await server.load(self.policy, payload)

@@ -89,7 +89,7 @@ class Generation:
         )
 
     def _versions(self) -> tuple[Version, ...]:
-        """Return the policy versions of all sampled ids. A version that continues in the next request is listed once."""
+        """Return the versions of all sampled ids. A version that continues in the next request is listed once."""
         versions, before = list[Version](), 0
         for part in self.sampled:
             for start, version in part.versions:
