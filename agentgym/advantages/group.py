@@ -304,7 +304,7 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
 
 
 def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
-    """Number the names in order of first appearance. Return the number of each name, and how many numbers there are."""
+    """Give the names numbers in order of first appearance. Return each name's number, and the count of numbers."""
     probed = names[:PROBED]
     if len(set(probed)) == len(probed) and len(set(names)) == len(names):  # one row per rollout, not cut into samples
         known: Any = names
