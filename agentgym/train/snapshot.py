@@ -251,9 +251,7 @@ def _write_part(parts: Path, rank: int, part: Mapping[str, Tensor]) -> None:
     try:
         with _alone():
             save(dict(part), checkpoint_id=place, no_dist=True)
-    except (
-        CheckpointException
-    ) as error:  # a BaseException, which would not be handled anywhere; it wraps the actual error
+    except CheckpointException as error:  # a BaseException that nothing handles; it wraps the actual error
         failed = next(iter(error.failures.values()))[0]
     if failed is not None:
         raise failed
