@@ -14,9 +14,8 @@ def branch_advantages(
     """Return the advantages of each rollout's trained turns, branches included, by segment and `Turn.number`.
 
     They are the advantages of `agentgym.advantages.estimates`, each multiplied by its weight `share`. For the turns
-    before
-    the first state, the baseline is the mean of the group's other rollouts. The advantages are plain differences, not
-    divided by anything, so dr_grpo and rloo are the same here.
+    before the first state, the baseline is the mean of the group's other rollouts. The advantages are plain
+    differences, not divided by anything, so dr_grpo and rloo are the same here.
 
     Args:
         rollouts: Scored rollouts of any number of groups.

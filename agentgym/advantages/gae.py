@@ -1,10 +1,8 @@
 """Advantages of turns with a critic: GAE over a rollout's turns, and the returns that the critic learns. NumPy only.
 
 GAE's steps are turns here. The env responds to whole turns and rewards whole turns. Lambda and gamma are therefore
-per
-turn, and all tokens of a turn have the same advantage. V(t) is the value of the state before turn t. The rollout has
-T
-turns with the rewards r, of which the last one also includes the rollout's final reward::
+per turn, and all tokens of a turn have the same advantage. V(t) is the value of the state before turn t. The rollout
+has T turns with the rewards r, of which the last one also includes the rollout's final reward::
 
     d(t) = r(t) + gamma V(t+1) - V(t)                      V(T) = 0: every end is terminal, even at a limit
     A(t) = d(t) + gamma lambda A(t+1)                      arXiv 1506.02438, equation 16
@@ -69,8 +67,7 @@ def turn_order(rollout: Rollout) -> list[tuple[Segment, Turn]]:
     """Return the trained turns of a scored rollout in the order in which they were sampled, each with its segment.
 
     A context that continues another one (a compaction) comes after it. The turns of forks and sub-agents come at the
-    point
-    at which these ran, provided that they were awaited.
+    point at which these ran, provided that they were awaited.
 
     Raises:
         ValueError: If the turns don't form one sequence, which is the case for branches, roles with separate rewards,

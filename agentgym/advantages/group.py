@@ -57,8 +57,7 @@ def advantages(
     """Return one advantage for each row. Rows belong to rollouts, and a rollout may have several rows.
 
     The three columns form one table, in any order: each row has the reward, the id and the group's id of one rollout.
-    A
-    rollout counts once in its group's baseline, no matter how many rows it has.
+    A rollout counts once in its group's baseline, no matter how many rows it has.
 
     Args:
         rewards: Reward of each row's rollout. None (or NaN) means unscored: the rollout is not in the baseline, and
@@ -178,8 +177,7 @@ def _returns(rollouts: Sequence[Rollout], role: str) -> NDArray[np.float64]:
     """Return a role's returns in one group's scored rollouts, one row per rollout and one column per turn.
 
     With r the rewards of a rollout's turns, and O the rest of its reward, which fills the columns after the rollout's
-    last
-    turn::
+    last turn::
 
         turn        0            1        2            as many columns as the longest rollout has turns
         3 turns     r0+r1+r2+O   r1+r2+O  r2+O

@@ -38,10 +38,8 @@ class Engine(Protocol):
 
         A rollout passes `token_ids` as a read-only `memoryview` of format "q", eight bytes per id. NumPy and torch
         read it without a copy. Its contents never change, so the engine may keep a reference to the view. As long as
-        the
-        engine keeps one, the rollout appends its new ids to a copy. The underlying array (`token_ids.obj`) only
-        grows. Call
-        `list(token_ids)` if you need a list, for example for JSON, for pickle or to compare with a list.
+        the engine keeps one, the rollout appends its new ids to a copy. The underlying array (`token_ids.obj`) only
+        grows. Call `list(token_ids)` if you need a list, for example for JSON, for pickle or to compare with a list.
 
         Args:
             token_ids: The prompt, any sequence of integers. The engine must not change it.

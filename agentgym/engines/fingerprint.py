@@ -107,8 +107,7 @@ async def fingerprint(engine: Any) -> dict[str, str]:
     """Return a digest of each component that determines an open engine's output. Unknown components are left out.
 
     A custom engine may define an async method `fingerprint` that returns such a dict. For an engine without one, the
-    policy
-    version is used.
+    policy version is used.
     """
     if callable(own := getattr(engine, "fingerprint", None)):
         return dict(await own())

@@ -58,8 +58,7 @@ def write_checkpoint(
     """Write a checkpoint, which is on disk when this function returns.
 
     If the process dies while writing, no other checkpoint is harmed. Checkpoints of later steps are removed: they
-    exist if
-    the run was cut back to an earlier step, and don't belong to it any more.
+    exist if the run was cut back to an earlier step, and don't belong to it any more.
 
     Args:
         folder: Folder of the checkpoints; created if its parent exists.

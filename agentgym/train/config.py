@@ -169,8 +169,7 @@ class TrainConfig:
 
         Returns:
             For each such field: its name, the names of the other fields, whether it has an effect in this config, and
-            what
-            to do if it has none.
+            what to do if it has none.
         """
         apart = self.old_logprobs == "trainer"
         ratio = apart or self.importance_sampling == "none"  # no correction replaces the ratio

@@ -49,9 +49,8 @@ class Critic:
     """A value head and its optimizer, identical on every rank. Every rank makes the same calls.
 
     The head's inputs are the policy's hidden states at the time `values` is called. No gradient flows back to the
-    policy,
-    so the policy learns exactly as it would from the same advantages without a head. The head can take many steps on
-    hidden states that were computed once.
+    policy, so the policy learns exactly as it would from the same advantages without a head. The head can take many
+    steps on hidden states that were computed once.
     """
 
     def __init__(self, policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
@@ -186,8 +185,7 @@ def value_loss(values_M: Tensor, old_M: Tensor, targets_M: Tensor, *, clip: floa
     """Return the sum of the values' squared errors.
 
     With `clip`, each value is also clipped to within `clip` of the old value, and the larger one of the two errors
-    counts,
-    as in PPO's reference implementation (arXiv 2005.12729, section 3).
+    counts, as in PPO's reference implementation (arXiv 2005.12729, section 3).
     """
     errors_M = (values_M - targets_M).square()
     if clip is not None:
@@ -200,8 +198,7 @@ def value_metrics(pairs: np.ndarray) -> dict[str, float]:
     """Return metrics of predicted values (first column) against observed returns (second column).
 
     The explained variance is 1 - Var(return - value) / Var(return). It is 1 for perfect predictions, 0 for a
-    constant, and
-    below 0 for predictions that are worse than a constant. If all returns are equal, it is NaN.
+    constant, and below 0 for predictions that are worse than a constant. If all returns are equal, it is NaN.
     """
     values, returns = pairs[:, 0], pairs[:, 1]
     spread = float(returns.var())

@@ -96,8 +96,7 @@ def _wait_for_workers() -> None:
     """Wait until no gloo thread uses a tensor, for at most WORKERS_END_S seconds. Does nothing except on Linux.
 
     FSDP keeps its process group, and with it gloo's threads, until the process ends. If such a thread releases a
-    tensor
-    while Python shuts down, it requests the GIL, which aborts the process with SIGABRT.
+    tensor while Python shuts down, it requests the GIL, which aborts the process with SIGABRT.
     """
     give_up = time.monotonic() + WORKERS_END_S
     seen_asleep = 0

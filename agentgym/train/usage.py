@@ -41,8 +41,7 @@ def mfu_metrics(
     """Return `train/mfu`: the FLOPs that the samples need, divided by the GPUs' peak FLOPs in `seconds`.
 
     `dtype` is the type that the model computes in. The result is {} if the GPU's peak or the model's FLOPs are
-    unknown:
-    on a CPU, for computation in another type than bfloat16, and for mixtures of experts.
+    unknown: on a CPU, for computation in another type than bfloat16, and for mixtures of experts.
     """
     peak = peak_flops(device)
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
@@ -55,10 +54,8 @@ def needed_flops(model: nn.Module, lengths: Sequence[int]) -> float:
     """Count the FLOPs of one forward and backward pass over samples of these lengths, in any layout.
 
     For each token, a weight takes 2 FLOPs in the forward pass, 2 for the gradient of its input and, if it is trained,
-    2 for
-    its own gradient. Recomputation to save memory doesn't count. In each layer, causal attention over L tokens takes
-    2 L^2
-    FLOPs in the forward pass for each element of the heads' state, and twice that in the backward pass.
+    2 for its own gradient. Recomputation to save memory doesn't count. In each layer, causal attention over L tokens
+    takes 2 L^2 FLOPs in the forward pass for each element of the heads' state, and twice that in the backward pass.
     """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]

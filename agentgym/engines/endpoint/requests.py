@@ -31,8 +31,7 @@ def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[s
     result, such as one in a turn that a fork continues from, gets the result "[no result]".
 
     The API accepts images only from the user. The images of a turn's results are therefore sent in a user message
-    after
-    the results. Each result names its images.
+    after the results. Each result names its images.
     """
     made: list[dict[str, Any]] = []
     open_calls: list[str] = []

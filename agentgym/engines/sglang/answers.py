@@ -113,8 +113,7 @@ def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[
     """Return the policy version of each span of ids, from the names that the server reports for its weights.
 
     The version is `version` if the name is `ours` or isn't a number. If weights are pushed to the server during a
-    request,
-    it reports several spans: `[{"version": "7", "start": 0, "end": 3}, ..]`.
+    request, it reports several spans: `[{"version": "7", "start": 0, "end": 3}, ..]`.
     """
     spans: Sequence[Any] = meta.get("weight_versions") or ()
     if len(spans) == 1 and (spans[0]["version"] == ours or _is_unnumbered(spans[0])):
@@ -156,8 +155,7 @@ def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool 
     """Return the log-probabilities from a response's rows, each of which is `[value, id, ..]`.
 
     With `of_prompt`, the vocabulary's last id may be reported as 0: SGLang clips the placeholder ids of images, and
-    this
-    also changes that id.
+    this also changes that id.
 
     Raises:
         EngineError: If the ids are different from `token_ids`, or a value isn't finite.

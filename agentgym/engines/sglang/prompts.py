@@ -91,8 +91,7 @@ class Prompts:
         """Return the session's next prompt.
 
         It is the same object as the session's last prompt if ids were only appended. If `token_ids` is a view of a
-        rollout's
-        ids, it is read but no reference to it is kept.
+        rollout's ids, it is read but no reference to it is kept.
 
         Raises:
             ValueError: If an id is invalid. The message names the first one.

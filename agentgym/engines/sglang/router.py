@@ -40,8 +40,7 @@ class Router:
         """Return a session's server: its current one if that is usable, else the best one for this prompt.
 
         Servers with many more sessions than the least loaded one are left out. Of the others, the best server is the
-        one that
-        has computed the longest prefix of the prompt. On a tie, it is the least loaded one.
+        one that has computed the longest prefix of the prompt. On a tie, it is the least loaded one.
 
         Raises:
             NoServer: If no server is left.

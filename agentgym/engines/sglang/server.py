@@ -148,8 +148,7 @@ class Server:
         """Return whether the server can sample one id within `timeout_s` seconds.
 
         The scheduler may hang while the HTTP part still responds. A server that doesn't have this health check counts
-        as
-        sampling.
+        as sampling.
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -2,9 +2,8 @@
 
 Each turn that is being sampled has a slot: a row of ids, with memory for their KV. A session keeps its slot between
 turns. If its new prompt begins with the same ids as before, their KV is reused. A new session copies the KV of a
-prefix
-that it shares with another slot, or waits while another slot computes that prefix. Rows that decode together read the
-KV of a shared prefix only once.
+prefix that it shares with another slot, or waits while another slot computes that prefix. Rows that decode together
+read the KV of a shared prefix only once.
 """
 
 import random
@@ -207,8 +206,7 @@ class Batcher:
         """Return whether to compute prompts (prefill) in this step, instead of sampling (decoding).
 
         While some rows decode, no two steps in a row prefill. If many rows have prompts to compute, they prefill
-        after one
-        decode step. A few rows wait a little longer, so that others can join them.
+        after one decode step. A few rows wait a little longer, so that others can join them.
         """
         if not decoding:
             return True

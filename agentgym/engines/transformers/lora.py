@@ -35,8 +35,8 @@ class Merger:
     another adds no error.
 
     An adapter is never merged into weights with less than float32 precision. Rounding the sums would change the
-    policy from
-    the one that is trained. Instead, the layers add the adapter's part to their output, as the trainer's layers do.
+    policy from the one that is trained. Instead, the layers add the adapter's part to their output, as the trainer's
+    layers do.
     """
 
     def __init__(self, model: Any) -> None:
@@ -60,8 +60,7 @@ class Merger:
 
         Returns:
             Whether weights outside the adapter's layers changed, too. This is so after `load_weights`, because all
-            original
-            weights are restored first.
+            original weights are restored first.
 
         Raises:
             ValueError: If the adapter doesn't fit, in which case nothing changes.

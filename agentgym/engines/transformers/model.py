@@ -99,8 +99,7 @@ class SlotCache:
     """Keys and values of every slot, which each row writes at its own column. It replaces transformers' Cache.
 
     The data is one tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read. Idle
-    slots
-    that lie between the batch's slots are computed with the batch, and write to that column.
+    slots that lie between the batch's slots are computed with the batch, and write to that column.
     """
 
     is_compileable = False
@@ -307,8 +306,8 @@ class InferenceModel:
         """Return the largest difference between the engine's logits and the model's own, for a few ids.
 
         The engine computes the ids in two forward passes. With 16-bit weights, rounding depends on the number of ids
-        in a pass.
-        The model therefore computes the ids both in one pass and in two, and the smaller difference counts.
+        in a pass. The model therefore computes the ids both in one pass and in two, and the smaller difference
+        counts.
         """
         ids = np.arange(min(_CHECKED_IDS, self.context), dtype=np.int64)[None] % self.vocabulary
         half = ids.shape[1] // 2

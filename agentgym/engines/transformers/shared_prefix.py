@@ -41,8 +41,7 @@ def groups(ids: Ints, weights: Ints) -> RowGroups | None:
     """Group rows of `ids` [rows, columns] that share a prefix under the same weights.
 
     All groups have the same prefix length, which is the one that saves the most reading. Returns None if even that
-    saves
-    too little.
+    saves too little.
     """
     rows, limit = ids.shape
     if (rows - 1) * limit < _WORTH:

@@ -63,8 +63,7 @@ def collate(
         pad_id: Id of padding tokens.
         layout: Layout of the forward pass.
         masked: Whether to leave all tokens untrained. Such a batch teaches nothing, but lets a rank run as many
-            forward
-            passes as the others.
+            forward passes as the others.
 
     Raises:
         ValueError: If there are no samples, or if token ids are invalid. The message names the sample and the field.

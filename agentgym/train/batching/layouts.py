@@ -32,15 +32,13 @@ class Inputs(ABC):
     """Token ids: int32 if padded, otherwise int64."""
     source_N: Tensor
     """int64: for each of the N log-probabilities, the index of the hidden state that it is computed from, in the
-    flattened
-    B x T.
+    flattened B x T.
     """
     target_N: Tensor
     """int64: for each of the N log-probabilities, the id of the predicted token."""
     index_M: Tensor
-    """int64: for each of the M trained tokens, the index of its log-probability among the N. The tokens are ordered by
-    sample,
-    and from left to right.
+    """int64: for each of the M trained tokens, the index of its log-probability among the N. The tokens are ordered
+    by sample, and from left to right.
     """
     tokens: int
     """Number of tokens without padding."""

@@ -22,10 +22,8 @@ def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
     There are as many bins as the limit requires, rounded up to a multiple of `ranks`. The costliest bin comes first.
 
     If a bin exceeds the token budget when the bins are balanced by cost, they are balanced by number of tokens
-    instead.
-    If one still exceeds it, the samples are packed with `best_fit`, under about the smallest budget that needs no
-    more
-    bins.
+    instead. If one still exceeds it, the samples are packed with `best_fit`, under about the smallest budget that
+    needs no more bins.
     """
     costs = cost.of(lengths, lengths**2)
     if limit.tokens is None:
@@ -117,8 +115,7 @@ def _swap(high: Indices, low: Indices, costs: NDArray[np.float64], lengths: Ints
 
     `high` is the costlier bin. If d is the cost of its sample minus that of the other sample, a swap moves the cost d
     from `high` to `low`. With d between 0 and the gap between the two bins, the costlier bin becomes cheaper, and
-    with
-    d = gap / 2 the bins become equal. Returns False, with nothing changed, if no swap within the limit helps.
+    with d = gap / 2 the bins become equal. Returns False, with nothing changed, if no swap within the limit helps.
     """
     gap = float(costs[high].sum() - costs[low].sum())
     tokens = limit.tokens or int(lengths.sum())

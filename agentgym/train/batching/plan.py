@@ -30,8 +30,8 @@ def cost_of(balance: Balance, hidden: int) -> Cost:
     """Return the cost of L tokens that is balanced between ranks.
 
     It is L (length), L^2 (square), or in proportion to the FLOPs, L + L^2 / (6 hidden). The latter holds for a layer
-    of
-    12 hidden^2 weights, which takes 24 hidden^2 FLOPs per token and 4 hidden per pair of tokens (arXiv 2104.04473).
+    of 12 hidden^2 weights, which takes 24 hidden^2 FLOPs per token and 4 hidden per pair of tokens (arXiv
+    2104.04473).
     """
     if balance == "length":
         return LENGTH
@@ -46,9 +46,8 @@ def mini_batches(samples: Sequence[Sample], *, rollouts: int | None = None) -> l
     """Divide the samples into optimizer steps of at most `rollouts` rollouts each.
 
     Returns the indices of each step's samples. A rollout's samples are all in the same step. Steps are as even as
-    possible: 9 rollouts with a limit of 8 make steps of
-    5 and 4, not 8 and 1. Rollouts keep the order in which they first appear. If `rollouts` is None, everything is one
-    step. Every sample is in exactly one step.
+    possible: 9 rollouts with a limit of 8 make steps of 5 and 4, not 8 and 1. Rollouts keep the order in which they
+    first appear. If `rollouts` is None, everything is one step. Every sample is in exactly one step.
     """
     if rollouts is not None and rollouts < 1:
         raise ValueError(f"rollouts: a mini-batch needs at least 1, got {rollouts}")
@@ -75,8 +74,7 @@ def plan_step(
     """Return the micro-batches of each rank for one optimizer step.
 
     They are planned as in `plan_lengths`, except under `tree`: samples that share a prefix are then put together, and
-    the
-    budget and the cost count each unique token of a micro-batch once.
+    the budget and the cost count each unique token of a micro-batch once.
     """
     if layout != "tree":
         lengths = [len(sample) for sample in samples]

@@ -76,10 +76,9 @@ class SortedSamples:
         """Cut the sorted samples into trees of at most `tokens` unique tokens.
 
         Returns each tree's start and stop among the sorted samples. A prefix that occurs on both sides of a cut is
-        computed twice. The cuts cause as few repeated tokens as possible and,
-        among such cuts, make the fewest trees. With a `tree_price` above 0, up to that many tokens may be repeated
-        for each
-        tree that this saves. A sample of more than `tokens` tokens gets a separate tree.
+        computed twice. The cuts cause as few repeated tokens as possible and, among such cuts, make the fewest trees.
+        With a `tree_price` above 0, up to that many tokens may be repeated for each tree that this saves. A sample of
+        more than `tokens` tokens gets a separate tree.
         """
         count = len(self.indices)
         before = np.concatenate([[0], (self.lengths - self.shared).cumsum()])
@@ -168,8 +167,7 @@ class _Path:
     """The path from a root to the last token of the latest sample, while a tree is built sample by sample.
 
     The path is stored as a list of runs. A run consists of neighboring nodes that one sample added, and ends at the
-    depth
-    at which the next run begins.
+    depth at which the next run begins.
     """
 
     def __init__(self, size: int) -> None:

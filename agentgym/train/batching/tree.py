@@ -13,8 +13,7 @@ def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> li
     """Put samples that share prefixes together, with at most `tokens` unique tokens in a bin.
 
     The samples are cut into bins between neighbors that share few tokens. If `tokens` is None, there are about as
-    many
-    bins as ranks. The costliest bin comes first.
+    many bins as ranks. The costliest bin comes first.
     """
     if tokens is None:
         tokens = _even_budget(order, ranks)

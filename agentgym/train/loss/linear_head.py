@@ -178,9 +178,8 @@ class _LinearLogprobs(torch.autograd.Function):
     """Computes `token_logprobs` under a plain linear output layer.
 
     Each product below is a matrix multiplication. The columns say whether it runs in the forward or the backward
-    pass: for
-    a frozen layer, for a trained layer whose upstream gradient is predicted, and for a trained layer without a
-    prediction.
+    pass: for a frozen layer, for a trained layer whose upstream gradient is predicted, and for a trained layer
+    without a prediction.
 
     ::
 

@@ -14,8 +14,7 @@ LARGEST_LOG_RATIO = 88.72
 """Largest log-ratio that is used. Its ratio, 3.4e38, is about the largest number in float32.
 
 A larger log-ratio is replaced with this one. Otherwise its ratio would be infinite. If a clip then stopped the
-token's
-gradient, infinity times 0 would be NaN. Ratios that fit into float32 don't change.
+token's gradient, infinity times 0 would be NaN. Ratios that fit into float32 don't change.
 """
 
 LARGEST_K3_GAP = 20.0
@@ -76,8 +75,7 @@ def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, loss
 
     The sums of a batch's parts add up to the sum of the whole batch, so micro-batches, padding and ranks make no
     difference. Merging a segment's turns into one sample makes no difference either, except under "sample", which
-    counts
-    samples.
+    counts samples.
     """
     if loss_agg in ("sample", "rollout"):
         share_B = torch.ones_like(weight_B) if loss_agg == "sample" else weight_B
@@ -243,10 +241,8 @@ def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, 
         k3   exp(-d) - 1 + d    gradient (1 - exp(-d)) grad(logprob); a line below d = -LARGEST_K3_GAP
 
     On policy, the gradients of k1 and k2 are unbiased estimates of the divergence's gradient, but that of k3 isn't.
-    The
-    values of k1 and k3 are unbiased estimates of the divergence. The plain derivative of k1 would be 0 on average
-    (arXiv
-    2506.09477).
+    The values of k1 and k3 are unbiased estimates of the divergence. The plain derivative of k1 would be 0 on average
+    (arXiv 2506.09477).
     """
     d_BR = torch.where(loss_mask_BR, logprobs_BR - reference_BR, 0.0)
     if estimator == "k1":

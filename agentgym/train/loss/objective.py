@@ -44,8 +44,7 @@ class Objective:
         """Return these samples' term of the loss, a scalar on which `backward` can be called, and its metrics.
 
         `reference_BR` contains the log-probabilities of the reference model. `old_BR` contains those of the trainer's
-        policy
-        before the batch's first optimizer step. Each is None if the config doesn't need it.
+        policy before the batch's first optimizer step. Each is None if the config doesn't need it.
         """
         config, mask_BR = self.config, batch.loss_mask_BR
         loss, sums = policy_loss(
@@ -74,8 +73,8 @@ class Objective:
         """Return the loss as a `TokenLoss`, or None if the config needs a ratio over a whole segment.
 
         In a `TokenLoss`, each token's gradient depends only on that token's log-probability, which ratios over a
-        segment
-        (`WHOLE_SEGMENTS`) make impossible. A token whose advantage is 0 gets a gradient only from the divergence.
+        segment (`WHOLE_SEGMENTS`) make impossible. A token whose advantage is 0 gets a gradient only from the
+        divergence.
         """
         config = self.config
         if config.loss in WHOLE_SEGMENTS or config.importance_sampling in WHOLE_SEGMENTS:

@@ -65,8 +65,7 @@ def layer_names(causal: Any) -> list[str]:
     """Return the shortest suffixes of layer names that match every layer with an adapter and no other linear layer.
 
     They replace PEFT's list of targets, which contains full layer names if the model is small. Engines look for the
-    last
-    part of a name.
+    last part of a name.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -3,8 +3,8 @@
 A token attends to itself and to earlier tokens of its sample, if the layer's mask allows it, and to no others. The
 module registers an attention implementation and its mask with transformers, which passes them to each layer. On a
 CPU, the row is split into unbranched runs of tokens. Each run attends only to itself and to the tokens before it,
-with
-a scaled dot product. On a GPU, FlexAttention computes the row with a block mask. A full T x T matrix is never stored.
+with a scaled dot product. On a GPU, FlexAttention computes the row with a block mask. A full T x T matrix is never
+stored.
 """
 
 import math
@@ -50,8 +50,7 @@ def block_mask(end_T: Ints, device: torch.device, depth_T: Ints | None = None, s
     """Return FlexAttention's mask for a row whose query q attends to key k if and only if `k <= q < end_T[k]`.
 
     It is computed from the smallest and the largest end (`end_T`) in each block of keys. If `first` and `stop` are
-    the
-    bounds of a block of queries that lies after a block of keys::
+    the bounds of a block of queries that lies after a block of keys::
 
         some pair attends      largest end > first         (if any query attends, the first one does)
         all pairs attend       smallest end >= stop         (never in a last block that isn't full)
@@ -197,8 +196,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> list[
     """Return the causal attention of one run, in parts of at most QUERIES queries.
 
     The keys are the tokens at the depths 0, 1, 2 ..., and the queries are the last of these tokens. The last query
-    attends
-    to all keys, and each earlier query to one key less than the next.
+    attends to all keys, and each earlier query to one key less than the next.
     """
     count, before = query.shape[2], key.shape[2] - query.shape[2]
     if not before and scores.plain and scores.starts_D is None:

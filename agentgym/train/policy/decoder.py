@@ -127,9 +127,8 @@ def mixing_parts(decoder: Any, run: Callable[[Row], Any], row: Row) -> tuple[str
     """Return the names of layer parts whose tokens depend on earlier tokens by means other than attention.
 
     Such a part needs `compute_by_sequence`. `run` computes the row, which must contain one sample. Each part that
-    doesn't
-    attend is then computed again with a different first token. If the output of a later token changes, the part mixes
-    tokens.
+    doesn't attend is then computed again with a different first token. If the output of a later token changes, the
+    part mixes tokens.
     """
     attending: set[nn.Module] = set()
     row.attending = attending

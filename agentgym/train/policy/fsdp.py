@@ -55,8 +55,7 @@ def open_reference(path: Path | str, config: TrainConfig, ranks: Ranks) -> Polic
     """Return the frozen reference model for a policy of which all weights are trained.
 
     It is sharded in the same way as the policy, and has the data type that the policy computes in. Every rank must
-    call
-    it.
+    call it.
     """
     sharded = ranks.world > 1 or shards_alone(config, ranks.device)
     dtype = weight_type(config, ranks.device)

@@ -40,10 +40,8 @@ class PolicyModel(nn.Module):
     """Computes log-probabilities from the tensors of a batch.
 
     It is the root module that FSDP shards. Some parameters belong to no decoder layer: the embedding, the last norm
-    and
-    the output layer. FSDP gathers them in hooks around this module's forward pass, so all computation must happen
-    inside
-    that pass.
+    and the output layer. FSDP gathers them in hooks around this module's forward pass, so all computation must happen
+    inside that pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -93,9 +91,8 @@ class PolicyModel(nn.Module):
         """Return the log-probability and the entropy (nats, float32, [B, R]) of each trained token, 0 elsewhere.
 
         With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary. `loss` is the loss
-        on which
-        `backward` will be called. If the output layer is trained, passing the loss here saves one of the four
-        multiplications by that layer.
+        on which `backward` will be called. If the output layer is trained, passing the loss here saves one of the
+        four multiplications by that layer.
         """
         states_NH, targets_N = self._states(inputs), inputs.target_N
         head, logits = self.causal.get_output_embeddings(), self.way.logits

@@ -219,8 +219,7 @@ def find_logit_map(model: Any) -> LogitMap:
     """Find out how the model changes its output layer's logits.
 
     The hidden states of one sequence are scaled up, so that a cap has a visible effect. Only a factor and a cap that
-    are
-    in the model's config are tried.
+    are in the model's config are tried.
 
     Raises:
         ValueError: If the change is more than a factor and a soft cap.

@@ -37,8 +37,7 @@ class Runs:
     """Number of tokens in each run."""
     keys: Tensor | None
     """int64: for each run, the positions in the row of the tokens before it in its samples, then those of its own
-    tokens. None
-    if the keys are all positions of the row in order.
+    tokens. None if the keys are all positions of the row in order.
     """
     sizes: list[int]
     """Number of keys of each run."""
