@@ -53,8 +53,7 @@ class SortedSamples:
 
         sorted     a b        a b c d    a b e       x y
         lengths    2          4          3           2
-        shared     0          2          2           0        of a b | a b c d | a b e: 2 + (4 - 2) + (3 - 2) = 5
-        unique
+        shared     0          2          2           0        of a b | a b c d | a b e: 2 + (4 - 2) + (3 - 2) = 5 unique
 
     Any run of neighbors forms a tree. Its first sample adds `lengths` tokens to it, and each other sample adds
     `lengths - shared`.
