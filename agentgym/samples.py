@@ -1,4 +1,4 @@
-"""Conversion of rollouts to training samples, with an advantage for each token. It needs only NumPy.
+"""Converts rollouts to training samples, with an advantage for each token. It needs only NumPy.
 
 A rollout counts once in its group's baseline (`agentgym.advantages.group`), no matter how many segments or samples it
 becomes. A role with a separate reward has a separate baseline, in which each rollout also counts once. The order of
@@ -43,15 +43,18 @@ class SampleBatch(Sequence[Sample]):
     trained_tokens: int
     """Number of tokens whose loss mask is true."""
     untrained_tokens: int
-    """Number of sampled tokens in scored rollouts that are never trained: tokens of other models, of segments with
-    `train=False`, of failed branches, and of all branches if the advantages aren't estimated from branches.
+    """Number of tokens that were sampled in scored rollouts but are never trained. They are the tokens of other
+    models, of segments with `train=False`, and of failed branches. Unless the advantages are estimated from
+    branches, they also include the tokens of all branches.
     """
     places: Mapping[tuple[str, int], str] = field(default_factory=dict)
-    """Group ids by their position in the task order (`Group.place`). A trainer rejects a group that it has already
-    trained on.
+    """Ids of the groups by their position in the task order (`Group.place`), from which a trainer recognizes and
+    rejects groups that it has already trained on.
     """
     returns: Mapping[SampleKey, Floats] = field(default_factory=dict)
-    """Targets of the critic: the return from each turn on, by rollout id, segment and step; empty without a critic."""
+    """Targets of the critic, by rollout id, segment and step. Each is the return from a turn on. Empty without a
+    critic.
+    """
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...
@@ -225,7 +228,7 @@ def _no_tokens(segment: Segment) -> Floats:
 
 
 def _trained(rollout: Rollout, *, branches: bool = False) -> list[Segment]:
-    """Return the segments to cut into samples: the rollout's own and, with `branches`, those of scored branches."""
+    """Return the segments to cut into samples. With `branches`, these include the segments of scored branches."""
     kept = {None, *(i for i, branch in enumerate(rollout.branches) if branches and branch.reward is not None)}
     return [segment for segment in rollout.segments if segment.trained and segment.turns and segment.branch in kept]
 
@@ -246,7 +249,7 @@ def _of_segment(rollout: Rollout, segment: Segment, advantages: Mapping[tuple[st
 
 
 def _within(by_segment: Mapping[int, Floats], segment: Segment) -> Floats:
-    """Return the advantages of a segment's tokens, with 0 for tokens that weren't sampled."""
+    """Return one advantage for each token of a segment: its own if the token was sampled, otherwise 0."""
     return np.where(segment.sampled, by_segment[segment.index], np.float32(0))
 
 
@@ -258,7 +261,7 @@ def _batch(
     *,
     branches: bool = False,
 ) -> SampleBatch:
-    """Return the samples as a batch, with counts of their groups, rollouts and tokens."""
+    """Return the samples as a batch, and count the groups, rollouts and tokens that they come from."""
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     return SampleBatch(
         samples=samples,
@@ -307,7 +310,7 @@ def demonstrations(rollouts: Sequence[Rollout], *, context_weight: float = 0.0) 
 
     Args:
         rollouts: The rollouts to imitate.
-        context_weight: Weight of tokens that weren't sampled, in 0..1. 0 trains only the sampled tokens.
+        context_weight: Weight, in 0..1, of tokens that weren't sampled. With 0, only the sampled tokens are trained.
 
     Raises:
         ValueError: If `context_weight` is outside 0..1, or if a rollout has no token ids.
@@ -369,7 +372,7 @@ def _cut(
 
 
 def _spans(turns: tuple[Turn, ...], *, merged: bool) -> Iterator[tuple[int, tuple[Turn, ...]]]:
-    """Yield the turns of each sample of a segment, together with the index of the sample's first turn."""
+    """Divide a segment's turns into samples. Yield each sample's turns, after the index of the first of them."""
     if merged:
         yield 0, turns
     else:

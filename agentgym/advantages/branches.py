@@ -13,9 +13,9 @@ def branch_advantages(
 ) -> list[dict[tuple[int, int], float]]:
     """Return the advantages of each rollout's trained turns, branches included, by segment and `Turn.number`.
 
-    They are the advantages of `agentgym.advantages.estimates`, each multiplied by its `share`. The baseline of the
-    turns before the first state is the mean of the group's other rollouts. The unit is 1, so dr_grpo and rloo are the
-    same here.
+    They are the advantages of `agentgym.advantages.estimates`, each multiplied by its weight `share`. For the turns
+    before the first state, the baseline is the mean of the group's other rollouts. The advantages are plain
+    differences, not divided by anything, so dr_grpo and rloo are the same here.
 
     Args:
         rollouts: Scored rollouts of any number of groups.
@@ -24,7 +24,7 @@ def branch_advantages(
             branch without it is ignored.
 
     Raises:
-        ValueError: If `estimator` is any other estimator, because it would divide by a unit.
+        ValueError: If `estimator` is any other estimator, because that would divide by a unit.
     """
     if estimator not in ("dr_grpo", "rloo"):
         raise ValueError(
@@ -48,7 +48,7 @@ def branch_advantages(
 
 
 def _by_turn(rollout: Rollout, role: str, estimates: Estimates) -> dict[tuple[int, int], float]:
-    """Return the advantage of each trained turn of a role, by segment and number."""
+    """Return the advantage of each of the role's trained turns, by segment and number of the turn."""
     of_branch: dict[int, float] = {}
     queues = {turn: list(values) for turn, values in zip(estimates.starts[1:], estimates.branches, strict=True)}
     for place, branch in enumerate(rollout.branches):

@@ -56,15 +56,17 @@ class Estimates(NamedTuple):
     """The advantages of a rollout's turns and of its branches."""
 
     starts: list[int]
-    """Number of the first turn of each stretch of the rollout: 0, then the `turn` of each state."""
+    """Number of the first turn of each stretch of the rollout. A stretch begins at turn 0 and at each state's
+    `turn`.
+    """
     stretches: list[float]
     """Advantage of the turns in each stretch."""
     branches: list[list[float]]
-    """Advantages of the branches of each state."""
+    """Advantages of the branches, as one list for each state."""
 
 
 def estimate(reward: float, others: Sequence[float], states: Sequence[State]) -> Estimates:
-    """Return the advantages of a rollout with this reward and its branches.
+    """Estimate the advantages of a rollout's turns and of its branches.
 
     If there are no other rewards, the turns before the first state have no baseline, and their advantage is 0.
 
@@ -85,7 +87,10 @@ def estimate(reward: float, others: Sequence[float], states: Sequence[State]) ->
 
 
 def share(turn: int, branches: Sequence[int]) -> float:
-    """Return the weight of the turn with this number, given the numbers of turns after which trained branches begin."""
+    """Return the weight of turn number `turn`, if branches are trained too.
+
+    `branches` has an entry for each trained branch: the number of the rollout's turns after which it begins.
+    """
     return 1 / (1 + sum(begins <= turn for begins in branches))
 
 

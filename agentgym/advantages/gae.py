@@ -1,15 +1,15 @@
-"""Advantages of turns with a critic: GAE over a rollout's turns, and the returns that the critic learns. Numpy only.
+"""Advantages of turns with a critic: GAE over a rollout's turns, and the returns that the critic learns. NumPy only.
 
-A step is a turn: the env responds to turns and rewards turns, so lambda and gamma are per turn, and all tokens of a
-turn have the same advantage. V(t) is the value of the state before turn t. With T turns and their rewards r, where
-the last reward also includes the rollout's final reward::
+GAE's steps are turns here. The env responds to whole turns and rewards whole turns. Lambda and gamma are therefore
+per turn, and all tokens of a turn have the same advantage. V(t) is the value of the state before turn t. The rollout
+has T turns with the rewards r, of which the last one also includes the rollout's final reward::
 
     d(t) = r(t) + gamma V(t+1) - V(t)                      V(T) = 0: every end is terminal, even at a limit
     A(t) = d(t) + gamma lambda A(t+1)                      arXiv 1506.02438, equation 16
     R(t) = r(t) + gamma R(t+1)                             the target of V(t), equation 28 there
 
-With lambda 1 the advantage is R(t) - V(t), which is unbiased for any V that depends only on the state, if gamma is 1.
-With lambda 0 it is d(t), which is unbiased for the true V.
+With lambda 1 the advantage is R(t) - V(t). If gamma is 1, this is unbiased for any V that depends only on the state.
+With lambda 0 the advantage is d(t), which is unbiased if V is the true value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ from agentgym.types.sample import Sample, SampleKey
 
 UpTo1: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Place: TypeAlias = tuple[int, int]
-"""A turn: its segment's index, and its number."""
+"""Identifies a turn of a rollout: its segment's index, and its number."""
 OVERLAP_S = 1e-3
-"""Seconds by which a turn may seem to start before the end of the previous one, because clocks differ."""
+"""Seconds by which a turn may seem to start before the previous turn ends, because the clocks that time them differ."""
 
 
 @config(frozen=True, kw_only=True)
@@ -64,10 +64,10 @@ def discounted_returns(rewards: Sequence[float], gamma: float) -> NDArray[np.flo
 
 
 def turn_order(rollout: Rollout) -> list[tuple[Segment, Turn]]:
-    """Return the trained turns of a scored rollout in the order in which they were sampled, with their segments.
+    """Return the trained turns of a scored rollout in the order in which they were sampled, each with its segment.
 
-    A context that continues another one (a compaction) comes after it. Forks and sub-agents that are awaited come at
-    the point at which they ran.
+    A context that continues another one (a compaction) comes after it. The turns of forks and sub-agents come at the
+    point at which these ran, provided that they were awaited.
 
     Raises:
         ValueError: If the turns don't form one sequence, which is the case for branches, roles with separate rewards,
@@ -93,7 +93,7 @@ def turn_order(rollout: Rollout) -> list[tuple[Segment, Turn]]:
 
 
 def _refuse_beside(rollout: Rollout, turns: Sequence[Turn]) -> None:
-    """Raise ValueError if a turn was requested before the previous one was finished, or if the times are unknown."""
+    """Raise ValueError if a turn was requested before the previous one had finished, or if the times are unknown."""
     for first, second in pairwise(turns):
         if first.asked_at is None or second.asked_at is None:
             raise _refused(rollout, "it has forks or sub-agents, but its turns have no times; set credit outcome")
@@ -106,7 +106,7 @@ def _refuse_beside(rollout: Rollout, turns: Sequence[Turn]) -> None:
 
 
 def turn_rewards(rollout: Rollout, placed: Sequence[tuple[Segment, Turn]]) -> list[float]:
-    """Return the reward of each turn. The last one includes the rollout's reward that belongs to no turn."""
+    """Return the reward of each turn. The last one also includes the reward that belongs to no turn."""
     rewards = [turn.reward for _, turn in placed]
     if rewards:
         rewards[-1] += (rollout.reward or 0.0) - sum(rewards)

@@ -39,12 +39,12 @@ EPSILON = 1e-6
 """Number added to a standard deviation before dividing by it, in units of reward."""
 
 LEAST_DIFFERENCE = 1e-6
-"""Smallest difference of two unequal rewards. With a smaller difference, they count as equal, because a sum's last
-digits depend on its order.
+"""Smallest difference between rewards that counts. Rewards that differ by less are treated as equal, because the last
+digits of a sum depend on the order of its terms.
 """
 
 PROBED = 256
-"""Number of rows to check before choosing a way to look up names."""
+"""Number of names to inspect before choosing how to look up the names of all rows."""
 
 
 def advantages(
@@ -54,9 +54,10 @@ def advantages(
     *,
     estimator: Estimator = "dr_grpo",
 ) -> NDArray[np.float64]:
-    """Return one advantage for each row. A rollout counts once in its group's baseline, no matter how many rows it has.
+    """Return one advantage for each row. Rows belong to rollouts, and a rollout may have several rows.
 
     The three columns form one table, in any order: each row has the reward, the id and the group's id of one rollout.
+    A rollout counts once in its group's baseline, no matter how many rows it has.
 
     Args:
         rewards: Reward of each row's rollout. None (or NaN) means unscored: the rollout is not in the baseline, and
@@ -148,7 +149,7 @@ def has_signal(rollouts: Sequence[Rollout], *, by_turn: bool = False) -> bool:
 
 
 def states_of(rollout: Rollout, role: str) -> list[State]:
-    """Return the states from which the rollout has branches, with the branches' rewards of a role, in order."""
+    """Return the rollout's states with branches, in order, each with the rewards that its branches have for a role."""
     returns: dict[int, list[float]] = {}
     for branch in sorted(rollout.branches, key=lambda branch: branch.turn):
         if (reward := branch.reward_of(role)) is not None:
@@ -157,7 +158,7 @@ def states_of(rollout: Rollout, role: str) -> list[State]:
 
 
 def branches_differ(rollouts: Sequence[Rollout], role: str) -> bool:
-    """Return whether the returns from any one state with branches differ, for rollouts with a reward of the role."""
+    """Return whether any one state has branches whose returns differ. Only rollouts with a reward of the role count."""
     came = ([*state.returns, r.reward_of(role) or 0.0] for r in rollouts for state in states_of(r, role))
     return any(max(returns) - min(returns) >= LEAST_DIFFERENCE for returns in came)
 
@@ -175,8 +176,8 @@ def _differ(values: NDArray[np.float64]) -> bool:
 def _returns(rollouts: Sequence[Rollout], role: str) -> NDArray[np.float64]:
     """Return a role's returns in one group's scored rollouts, one row per rollout and one column per turn.
 
-    With r the rewards of a rollout's turns, and O the rest of its reward, which fills the columns after its last
-    turn::
+    With r the rewards of a rollout's turns, and O the rest of its reward, which fills the columns after the rollout's
+    last turn::
 
         turn        0            1        2            as many columns as the longest rollout has turns
         3 turns     r0+r1+r2+O   r1+r2+O  r2+O
@@ -191,18 +192,18 @@ def _returns(rollouts: Sequence[Rollout], role: str) -> NDArray[np.float64]:
 
 
 def _turn_rewards(rollout: Rollout, role: str) -> NDArray[np.float64]:
-    """Return the environment's rewards of a role's trained turns, in the order of their numbers."""
+    """Return the rewards that the environment gave for a role's trained turns, in the order of the turns' numbers."""
     return np.array([turn.reward for turn in turns_of(rollout, role)], np.float64)
 
 
 def turns_of(rollout: Rollout, role: str) -> list[Turn]:
-    """Return a role's trained turns in the rollout itself, without branches, in the order of their numbers."""
+    """Return a role's trained turns in the order of their numbers. Turns of branches are left out."""
     segments = [s for s in rollout.segments if s.trained and s.role == role and s.branch is None]
     return sorted((turn for segment in segments for turn in segment.turns), key=lambda turn: turn.number)
 
 
 def _members(group: Ints, n_groups: int) -> list[list[int]]:
-    """Return the positions of each group's rollouts."""
+    """Return, for each group, the positions of its rollouts."""
     members: list[list[int]] = [[] for _ in range(n_groups)]
     for i, code in enumerate(group.tolist()):
         members[code].append(i)
@@ -212,7 +213,7 @@ def _members(group: Ints, n_groups: int) -> list[list[int]]:
 def _turn_units(
     reward: NDArray[np.float64], group: Ints, centered: Sequence[NDArray[np.float64]], estimator: Estimator
 ) -> NDArray[np.float64]:
-    """Return the estimator's unit for each group, from the distances of its returns to their means."""
+    """Return each group's unit (the estimator's divisor), computed from the distances of its returns to their means."""
     squares = np.array([float((part * part).sum() / max(part.shape[1], 1)) for part in centered])
     count = np.array([len(part) for part in centered])
     if estimator == "grpo":
@@ -233,7 +234,10 @@ def _of_scored(reward: NDArray[np.float64], group: Ints, n_groups: int, estimato
 def _baseline(
     reward: NDArray[np.float64], group: Ints, n_groups: int, estimator: Estimator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return each rollout's distance to its group's mean, exactly 0 without a signal, and each group's unit."""
+    """Return each rollout's distance to its group's mean, and each group's unit.
+
+    In a group without a signal, every distance is exactly 0.
+    """
     count = np.bincount(group, minlength=n_groups)
     mean = np.bincount(group, reward, n_groups) / np.maximum(count, 1)
     signal = _signals(reward, group, n_groups)
@@ -270,7 +274,7 @@ def _signals(reward: NDArray[np.float64], group: Ints, n_groups: int) -> NDArray
 
 
 def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return maxrl's unit: the mean, or infinity if nothing succeeded, so that the advantages are 0."""
+    """Return maxrl's unit, the mean reward. It is infinity if nothing succeeded, so that the advantages are 0."""
     if (reward < 0).any():
         raise ValueError(
             f"reward: {reward.min():g} is negative, but maxrl maximizes the logarithm of the mean reward; "
@@ -280,7 +284,7 @@ def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArr
 
 
 def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
-    """Return the ids as small integers, and an upper bound that is greater than all of them."""
+    """Map ids to small integers. Return the integers, and a bound that is greater than all of them."""
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" and len(ids):
         low, high = int(ids.min()), int(ids.max())
         if high - low <= 4 * len(ids) + 1024:  # dense enough for a table, without sorting
@@ -289,7 +293,8 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
         return codes, len(values)
     if all(map(operator.ne, ids[:PROBED], ids[1:PROBED])):
         return _numbered(what, ids, range(len(ids)))
-    # Rows of one rollout or group are usually adjacent, so only the first one of each run is looked up.
+    # Rows of one rollout or group are usually adjacent, so an id is looked up only where it differs from the row
+    # before.
     column = np.fromiter(ids, object, len(ids))
     starts = np.flatnonzero(np.append(True, column[1:] != column[:-1]))
     codes, bound = _numbered(what, column[starts].tolist(), starts)
@@ -297,7 +302,7 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
 
 
 def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
-    """Assign numbers to the names in order of first appearance. Return each name's number and their count."""
+    """Give the names numbers in order of first appearance. Return each name's number, and the count of numbers."""
     probed = names[:PROBED]
     if len(set(probed)) == len(probed) and len(set(names)) == len(names):  # one row per rollout, not cut into samples
         known: Any = names
@@ -314,7 +319,7 @@ def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
 
 
 def _once(what: str, values: NDArray[Any], rollout: Ints, table: NDArray[Any], ids: Ids) -> NDArray[Any]:
-    """Fill the table with the single value of each rollout, and return it.
+    """Write each rollout's value, which must be the same in all of its rows, to the table, and return the table.
 
     Raises:
         ValueError: If a rollout's rows have different values.

@@ -1,4 +1,4 @@
-"""Advantages at each level of credit: those of rollouts by their ids, and those of a segment's tokens."""
+"""Advantages at each level of credit: first those of each rollout, then those of a segment's tokens."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -12,8 +12,8 @@ from agentgym.types.rollout import Rollout, Segment
 
 CreditLevel: TypeAlias = Literal["outcome", "turn", "branches", "value"]
 Advantages: TypeAlias = dict[str | int | tuple[int, int], float]
-"""The advantages of a rollout by role ("" for the rollout's own reward), or of its turns by number, or by segment and
-number.
+"""The advantages of one rollout. Depending on the level of credit, the keys are roles ("" for the rollout's own
+reward), turn numbers, or pairs of segment and turn number.
 """
 
 
@@ -58,7 +58,9 @@ def turn_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, 
 
 
 def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
-    """Return the advantages of each scored rollout's turns and branches, keyed by rollout id, separately for each role.
+    """Return the advantages of the turns of each scored rollout and its branches, keyed by rollout id.
+
+    Each role has a separate baseline.
 
     Raises:
         ValueError: If no rollout was run with branching. The metrics of a rollout tell whether it was, even if it has
@@ -79,17 +81,23 @@ def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str
 
 
 def _turn_tokens(given: Advantages, segment: Segment) -> Floats:
-    """Return each token's advantage, which is that of its turn, or 0 if the token wasn't sampled."""
+    """Return one advantage for each token of a segment: that of its turn, or 0 if the token wasn't sampled.
+
+    `given` contains the advantages by turn number.
+    """
     return _spread(segment, [given[turn.number] for turn in segment.turns])
 
 
 def placed_tokens(given: Advantages, segment: Segment) -> Floats:
-    """Return each token's advantage, which is that of its turn, or 0 if the token wasn't sampled."""
+    """Return one advantage for each token of a segment: that of its turn, or 0 if the token wasn't sampled.
+
+    `given` contains the advantages by segment and turn number.
+    """
     return _spread(segment, [given[segment.index, turn.number] for turn in segment.turns])
 
 
 def _spread(segment: Segment, advantages: Sequence[float]) -> Floats:
-    """Return one advantage for each token of a segment: the advantage of its turn, or 0 outside the turns."""
+    """Return one advantage for each token of a segment, given one for each turn. Tokens outside the turns get 0."""
     values = np.zeros(len(segment.token_ids), np.float32)
     for turn, advantage in zip(segment.turns, advantages, strict=True):
         values[turn.start : turn.stop] = advantage
@@ -98,8 +106,8 @@ def _spread(segment: Segment, advantages: Sequence[float]) -> Floats:
 
 
 def _role_tokens(given: Advantages, segment: Segment) -> Floats:
-    """Return each token's advantage, which is that of its segment's role, even for tokens that weren't sampled."""
-    # One float, however long the segment is, in a fifth of the time of `np.broadcast_to`.
+    """Return one advantage for each token of a segment, sampled or not: that of the segment's role."""
+    # All entries share one float, however long the segment is. This takes a fifth of the time of `np.broadcast_to`.
     return np.ndarray(len(segment.token_ids), np.float32, np.float32(given[segment.role]).tobytes(), strides=(0,))
 
 
@@ -108,6 +116,6 @@ LEVELS = {
     "turn": (turn_levels, _turn_tokens),
     "branches": (branch_levels, placed_tokens),
 }
-"""For each level without a critic: the function for the advantages of rollouts, and the one for the advantages of
-tokens.
+"""For each level without a critic, two functions: the first returns the advantages of rollouts, and the second spreads
+them over the tokens of a segment.
 """

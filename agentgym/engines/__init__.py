@@ -1,4 +1,4 @@
-"""Engines: token ids in, token ids and their log-probabilities out."""
+"""Engines, which sample from models: they take token ids, and return token ids with their log-probabilities."""
 
 from agentgym.errors.extras import lazy_names as _lazy_names
 

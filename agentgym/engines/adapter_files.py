@@ -11,7 +11,7 @@ from agentgym.types.weights import Adapter
 
 
 async def opened_adapter(adapter: Any) -> Adapter | None:
-    """Return the adapter, loading it first if it is given as a folder. None stays None.
+    """Return the adapter. If it is given as a folder, load it first; if it is None, return None.
 
     Raises:
         ValueError: If the argument is of another type, or the folder can't be read.

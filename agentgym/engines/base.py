@@ -1,4 +1,4 @@
-"""The engine protocol: token ids in, token ids and their log-probabilities out."""
+"""The protocols of engines, which take token ids and return token ids with their log-probabilities."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -37,9 +37,9 @@ class Engine(Protocol):
         time. Cancelling the call frees its slot.
 
         A rollout passes `token_ids` as a read-only `memoryview` of format "q", eight bytes per id. NumPy and torch
-        read it without a copy. Its contents never change, so the engine may keep a reference to it. While it does,
-        the rollout continues in a copy. The underlying array (`token_ids.obj`) only grows. Call `list(token_ids)` if
-        you need a list, for example for JSON, for pickle or to compare with a list.
+        read it without a copy. Its contents never change, so the engine may keep a reference to the view. As long as
+        the engine keeps one, the rollout appends its new ids to a copy. The underlying array (`token_ids.obj`) only
+        grows. Call `list(token_ids)` if you need a list, for example for JSON, for pickle or to compare with a list.
 
         Args:
             token_ids: The prompt, any sequence of integers. The engine must not change it.
@@ -85,7 +85,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class WeightsEngine(Protocol):
-    """An engine that can also load a whole model's weights, which training without an adapter produces."""
+    """An engine that can also load all weights of a model, as training without an adapter produces them."""
 
     async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
         """Sample new tokens from the model with these weights. `load_adapter` restores the original weights.
@@ -142,12 +142,12 @@ class SharedEngine(Protocol):
 
 
 def model_name(engine: Any) -> str:
-    """Return the folder or name of an engine's model, or the engine's class name if it has no `model_name`."""
+    """Return the folder or name of an engine's model. Without a `model_name`, return the name of the engine's class."""
     return own_model_name(engine) or type(engine).__name__
 
 
 def own_model_name(engine: Any) -> str:
-    """Return the folder or name of an engine's model, or "" if the engine has no `model_name`."""
+    """Return the folder or name of an engine's model. Without a `model_name`, return ""."""
     return str(getattr(engine, "model_name", ""))
 
 

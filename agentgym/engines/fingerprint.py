@@ -1,4 +1,4 @@
-"""Digests of everything that determines a model's output, apart from its name: weights, adapter and chat template."""
+"""Digests that identify what determines a model's output: its weights, adapter and chat template, but not its name."""
 
 import asyncio
 import hashlib
@@ -14,10 +14,10 @@ from agentgym.hub import find_model
 from agentgym.types.weights import Adapter, ModelWeights
 
 KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors", ".bin", ".pt")
-"""Suffixes of a model's files."""
+"""File suffixes of the files that belong to a model."""
 WHOLE = 1 << 26
-"""Largest file, in bytes, that is read completely. For a larger file, only its size, its beginning and PIECES samples
-of it are read.
+"""Size, in bytes, up to which a file is read completely. Of a larger file, only the size, the beginning and PIECES
+samples are read.
 """
 BEGIN, PIECES, PIECE = 1 << 16, 64, 1 << 12
 VALUES = 1 << 14
@@ -42,7 +42,7 @@ def model_files(model: str | Path) -> str:
 
 
 def _folder(model: str | Path) -> Path | None:
-    """Return a model's folder, or None if there is none. For a hub name, it is the folder in the hub's cache."""
+    """Return a model's folder, or None if there is none. A hub name's folder is in the hub's cache."""
     if os.path.isdir(model):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         return Path(model)
     try:
@@ -68,7 +68,7 @@ def _parts(path: Path) -> Iterator[bytes]:
 
 
 def digest_of(given: Adapter | ModelWeights | None) -> str:
-    """Return a digest of an adapter or of weights, or "" for None. Only a sample of each tensor's values is read."""
+    """Return a digest of an adapter or of weights, or "" for None. Only some values of each tensor are read."""
     if given is None:
         return ""
     found = hashlib.sha256()
@@ -91,7 +91,7 @@ def _add(found: "hashlib._Hash", tensors: Mapping[str, Any]) -> None:
         found.update(f"{name} {tuple(np.shape(tensor))} {getattr(tensor, 'dtype', None)}\0".encode())
         flat = tensor.detach().reshape(-1) if hasattr(tensor, "detach") else np.asarray(tensor).reshape(-1)
         some = flat[:: max(len(flat) // VALUES, 1)]
-        # NumPy has float32 (unlike bfloat16), and float32 represents every smaller float type exactly.
+        # NumPy has no bfloat16. float32 represents every smaller float type exactly.
         found.update((some.float().cpu().numpy() if hasattr(some, "float") else some).tobytes())
 
 
@@ -106,7 +106,7 @@ def chat_digest(tokenizer: Any) -> str:
 async def fingerprint(engine: Any) -> dict[str, str]:
     """Return a digest of each component that determines an open engine's output. Unknown components are left out.
 
-    A custom engine may define an async method `fingerprint` that returns such a dict. Without one, the engine's
+    A custom engine may define an async method `fingerprint` that returns such a dict. For an engine without one, the
     policy version is used.
     """
     if callable(own := getattr(engine, "fingerprint", None)):

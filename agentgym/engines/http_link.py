@@ -11,14 +11,16 @@ from agentgym.errors import WireError
 _HEAD_LIMIT = 1 << 16
 """Maximum number of bytes in a response's status line and headers, in a chunk's size line, and in a trailer line."""
 _JOINED = 1 << 20
-"""Largest request, in bytes, whose parts are joined into one write, which is cheaper than several writes."""
+"""Size, in bytes, up to which the parts of a request are joined and sent in one write. This is cheaper than several
+writes.
+"""
 _LINES = 256
-"""Maximum number of cached status lines, and of cached header lines. A server sends the same few with every
-response.
+"""Maximum number of status lines and of header lines whose parsed form is cached. A server sends the same few with
+every response.
 """
 
 _ONCE = ("content-length", "transfer-encoding")
-"""Headers that determine the body's length. A response with two different values for one of them is ambiguous."""
+"""Headers that determine the length of the body. A response that repeats one with another value is ambiguous."""
 _CODINGS = ("transfer-encoding", "content-encoding")
 """Headers that determine how the body is encoded."""
 _DIGITS = {10: frozenset("0123456789"), 16: frozenset("0123456789abcdefABCDEF")}
@@ -47,15 +49,17 @@ class HttpLink(asyncio.Protocol):
         self._held = bytearray()
         """Received bytes that aren't parsed yet."""
         self._read: Callable[[], bool] = self._read_head
-        """Parses the next part of the response from `_held`. It returns whether that part was complete."""
+        """The function that parses the next part of the response from `_held`, and returns whether that part was
+        complete.
+        """
         self._looked = 0
-        """Number of bytes of `_held` already searched for the end of a line or of the headers."""
+        """Number of bytes of `_held` that were already searched for the end of a line or of the headers."""
         self._body = bytearray()
         """The chunks received so far."""
         self._status, self._length, self._keep = 0, 0, False
         self._spoiled = False
         self.idle_since = 0.0
-        """`time.monotonic` when the owner returned the connection to its pool."""
+        """The `time.monotonic` at which the owner put the connection back into its pool."""
 
     # ------------------------------------------------------------------------------------------ client interface
 
@@ -116,7 +120,8 @@ class HttpLink(asyncio.Protocol):
         """Complete the pending response and get ready for the next one."""
         answer, self._answer, self._read = self._answer, None, self._read_head
         if answer is not None and not answer.done():
-            # Unsent request bytes would precede the next request, so the connection can't be reused.
+            # Request bytes that aren't sent yet would come before the next request, so the connection can't be reused
+            # then.
             keep = self._keep and not self._transport.get_write_buffer_size()
             answer.set_result(RawAnswer(self._status, body, keep))
 

@@ -13,8 +13,8 @@ from agentgym.types.completion import Completion, FinishReason, Sampling, Versio
 from agentgym.types.messages import Message
 
 NO_POLICY = -1
-"""Policy version of turns whose token ids and log-probabilities are unknown. It never matches a policy that is
-trained.
+"""Policy version of turns whose token ids and log-probabilities are unknown. It is different from the version of every
+policy that is trained.
 """
 AnyChat: TypeAlias = Chat | MessageChat
 
@@ -53,7 +53,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MessageCompletion:
-    """An engine's reply as a message. The request's `max_tokens` limits its `usage.completion_tokens`."""
+    """An engine's reply as a message.
+
+    `usage.completion_tokens` is at most the `max_tokens` of the request.
+    """
 
     message: Message
     finish_reason: FinishReason
@@ -62,7 +65,10 @@ class MessageCompletion:
 
 @runtime_checkable
 class MessageEngine(Protocol):
-    """An engine that works on messages, not token ids: conversations call `generate_message` instead of `generate`."""
+    """An engine that takes messages instead of token ids.
+
+    Conversations call its `generate_message` instead of `generate`.
+    """
 
     async def generate_message(
         self,
@@ -109,7 +115,7 @@ def open_chat(engine: Engine, tools: Sequence[dict[str, Any]], messages: Sequenc
 
 
 def counted(reply: MessageCompletion) -> Completion:
-    """Return a completion with placeholder ids, as many as the reply has tokens.
+    """Return a completion with as many placeholder ids as the reply has tokens.
 
     Reasoning tokens don't count, because later prompts don't contain them. There is at least one id.
     """

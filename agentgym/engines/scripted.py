@@ -83,7 +83,7 @@ def _check_reply(where: str, reply: Any) -> None:
 
 _TURN_MARKS = re.compile(r"(<\|im_start\|>|<\|im_end\|>)")
 _BYTES = {i: bytes([i]) for i in range(256)} | {256: b"<|im_start|>", 257: b"<|im_end|>"}
-"""The bytes of each id. Larger ids are taken modulo 256."""
+"""The bytes of each id below 258. A larger id stands for the byte of its value modulo 256."""
 
 
 class ByteTokenizer:
@@ -192,7 +192,7 @@ class Scripted:
 
     @cached_property
     def _opened(self) -> str:
-        """A rendered chat with an empty user message and an open assistant turn."""
+        """Text of a rendered chat with an empty user message, up to where the assistant's reply begins."""
         return self.tokenizer.render([Message(role="user", content="")], [], generation=True)
 
     def _next(self, token_ids: Sequence[int], session: str) -> Reply:

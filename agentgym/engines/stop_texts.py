@@ -9,8 +9,8 @@ from agentgym.types.arrays import Ints
 from agentgym.types.completion import FinishReason, Sampling
 
 _PENDING = 8
-"""Maximum number of ids that form one character. No tokenizer needs more than four, one for each byte of the
-character.
+"""Number of ids after which bytes that form no character are given up on. A character has at most four bytes, and so
+at most four ids.
 """
 
 
@@ -32,11 +32,11 @@ class StopTexts:
     texts: tuple[str, ...]
     special_token_ids: frozenset[int]
     kept: int
-    """Number of trailing characters to keep: one fewer than the longest stop text has."""
+    """How many characters from the end of the text to keep: the longest stop text's length minus one."""
     _text: str = field(default="", init=False)
     """The end of the text read so far."""
     _before: int = field(default=0, init=False)
-    """Index of the first id that is decoded again."""
+    """Index of the first id that is decoded again together with the next unread ids."""
     _read: int = field(default=0, init=False)
     """Number of ids read so far."""
 

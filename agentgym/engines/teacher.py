@@ -1,8 +1,8 @@
-"""On-policy distillation: the likelihood that a teacher assigns to each token that a student sampled.
+"""On-policy distillation: how likely a teacher finds each token that a student sampled.
 
-A token's advantage is the teacher's log-probability minus the student's, both at the sampling temperature. Its mean
-over the student's samples is -KL(student || teacher), so the policy gradient minimizes this divergence along the
-student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
+A token's advantage is the teacher's log-probability minus the student's, both at the sampling temperature. The mean
+advantage over the student's samples is -KL(student || teacher), so the policy gradient minimizes this divergence
+along the student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The bytes of token ids for several engines, for code that stores rollouts."""
+"""Looks up the bytes of token ids for the policy and the model roles, for code that stores rollouts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,13 +18,13 @@ def bytes_by_model(policy: Engine, models: Mapping[str, Engine]) -> Callable[[st
 
 
 def tokenizers_of(policy: Engine, models: Mapping[str, Engine]) -> dict[str, Any]:
-    """Return these models' tokenizers by role, "" for the policy. Engines that work on messages are left out."""
+    """Return these models' tokenizers by model role ("" for the policy), except for engines that take messages."""
     engines = {**models, "": policy}
     return {name: engine.tokenizer for name, engine in engines.items() if not isinstance(engine, MessageEngine)}
 
 
 def bytes_of(tokenizers: Mapping[str, Any]) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
-    """Return a function that takes a tokenizer's name and ids, and returns each id's bytes like `bytes_by_model`."""
+    """Return the same function as `bytes_by_model`, given the tokenizers by model role."""
 
     def token_bytes(model: str, ids: Sequence[int]) -> dict[int, bytes]:
         if (tokenizer := tokenizers.get(model)) is None:

@@ -1,4 +1,4 @@
-"""The trainer: samples to gradients. It knows the types, but no environments, rollouts or sandboxes."""
+"""The trainer, which turns samples into gradients. It knows the types, but no environments, rollouts or sandboxes."""
 
 from agentgym.errors.extras import lazy_names as _lazy_names
 

@@ -33,7 +33,7 @@ STATE, _MANIFEST = "state.pt", "manifest.json"
 _AT_ONCE = 1 << 24
 
 Sums: TypeAlias = dict[str, tuple[int, str]]
-"""Size and SHA-256 of files, by their names in a folder."""
+"""Size and SHA-256 of each file in a folder, by file name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,8 @@ def write_checkpoint(
 ) -> None:
     """Write a checkpoint, which is on disk when this function returns.
 
-    If the process dies while writing, no other checkpoint is harmed. Checkpoints of later steps, which belong to a
-    run that was cut back, are removed.
+    If the process dies while writing, no other checkpoint is harmed. Checkpoints of later steps are removed: they
+    exist if the run was cut back to an earlier step, and don't belong to it any more.
 
     Args:
         folder: Folder of the checkpoints; created if its parent exists.
@@ -85,7 +85,10 @@ def write_checkpoint(
 
 
 def write_step(folder: Path, step: int, files: Mapping[str, bytes], fill: Callable[[Path], Sums] | None = None) -> None:
-    """Write one step's folder with these files and their manifest, under a hidden name until it is complete."""
+    """Write one step's folder with these files and their manifest.
+
+    The folder has a hidden name until it is complete.
+    """
     folder.mkdir(exist_ok=True)
     _sweep(folder)
     # If a run was cut back, the step's old folder is replaced.
@@ -100,7 +103,7 @@ def write_step(folder: Path, step: int, files: Mapping[str, bytes], fill: Callab
 
 
 def last_checkpoint(folder: Path) -> Checkpoint:
-    """Load the last complete checkpoint, and warn about each later one.
+    """Load the last complete checkpoint. Warn about each later one, which can't be used.
 
     An incomplete checkpoint is never loaded.
 
@@ -180,7 +183,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _steps(folder: Path) -> dict[int, Path]:
-    """Return the folders of the steps by number, in ascending order."""
+    """Return the folder of each step by the step's number, in ascending order."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
@@ -194,7 +197,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Flush the folder's entries to disk. Only then is a rename safe."""
+    """Flush a folder's list of files to disk. Before that, a rename may be lost in a crash."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

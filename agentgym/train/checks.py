@@ -1,4 +1,4 @@
-"""Checks of the samples before a step, whose errors name the sample that the model can't use."""
+"""Checks of the samples before a training step. An error names the sample that the model can't use."""
 
 import logging
 import zlib
@@ -15,7 +15,7 @@ from agentgym.types.arrays import Floats
 from agentgym.types.sample import Sample, SampleKey
 
 ABOVE_0 = 1e-3
-"""Tolerance, in nats, for a log-probability above 0, which an engine's rounding may cause for a nearly certain
+"""How far, in nats, a log-probability may be above 0. An engine's rounding can cause this for a nearly certain
 token.
 """
 _LOG = logging.getLogger("agentgym.train")
@@ -73,12 +73,15 @@ class ModelLimits:
 
 
 class TrainedOnce:
-    """Records the groups that were trained on, by task order and position, so none is trained on twice."""
+    """Records the groups that were trained on, so that none is trained on twice.
+
+    A group is identified by the task order and its position in it.
+    """
 
     def __init__(self) -> None:
         self._ranges: dict[str, list[list[int]]] = {}
-        """For each task order, ascending ranges as pairs of the first position and one past the last. Groups arrive
-        nearly in order, so there are few ranges.
+        """For each task order, the positions that were trained on, as ascending ranges: pairs of the first position
+        and the last one plus 1. Groups arrive nearly in order, so there are few ranges.
         """
 
     def refuse(self, samples: Sequence[Sample]) -> None:
@@ -111,7 +114,7 @@ class TrainedOnce:
 
 
 def _join(ranges: list[list[int]], number: int) -> None:
-    """Add the number to the ranges, and join ranges that become adjacent."""
+    """Add a number to the ranges, and merge ranges that become adjacent."""
     at = bisect([first for first, _ in ranges], number)
     if at and ranges[at - 1][1] == number:
         ranges[at - 1][1] += 1
@@ -123,7 +126,7 @@ def _join(ranges: list[list[int]], number: int) -> None:
 
 
 def _places(samples: Sequence[Sample]) -> Mapping[tuple[str, int], str]:
-    """Return the group ids by position, or {} if the samples aren't a scheduled `SampleBatch`."""
+    """Return the ids of the groups by position, or {} if the samples aren't a `SampleBatch` of scheduled groups."""
     return getattr(samples, "places", {})
 
 
@@ -142,7 +145,7 @@ def digest(samples: Sequence[Sample], returns: Mapping[SampleKey, Floats]) -> in
 
 
 def _positions(config: Any) -> int | None:
-    """Return the model's number of positions, including those that RoPE scaling adds, or None without a limit."""
+    """Return the model's number of positions, including those that RoPE scaling adds; None if it has no limit."""
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
         return None

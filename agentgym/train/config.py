@@ -15,7 +15,7 @@ Divergence: TypeAlias = Literal["k1", "k2", "k3"]
 ImportanceSampling: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask", "geometric_mask"]
 LossAgg: TypeAlias = Literal["token", "sample", "rollout"] | Above0
 Decay = Annotated[float, Field(ge=0, lt=1)]
-"""Decay rate of a running mean: the fraction of the old mean that is kept at each step, from 0 to below 1."""
+"""Decay rate of a running mean: the fraction of the old mean that each step keeps, from 0 to below 1."""
 
 
 @config(frozen=True, kw_only=True)
@@ -165,10 +165,11 @@ class TrainConfig:
                 raise ValueError(f"{field}, {others}: {what_to_do}, or leave {field} at {_DEFAULTS[field]!r}")
 
     def _beside(self) -> list[tuple[str, str, bool, str]]:
-        """Return the fields that have an effect only in combination with others.
+        """Return the fields that have an effect only in combination with other fields.
 
         Returns:
-            For each field: its name, the names of the others, whether it has an effect here, and the advice if not.
+            For each such field: its name, the names of the other fields, whether it has an effect in this config, and
+            what to do if it has none.
         """
         apart = self.old_logprobs == "trainer"
         ratio = apart or self.importance_sampling == "none"  # no correction replaces the ratio
@@ -249,7 +250,7 @@ def peak_rate(config: TrainConfig) -> float:
 
 
 def learning_rate(config: TrainConfig, taken: int) -> float:
-    """Return the learning rate of the next optimizer step, after `taken` steps.
+    """Return the learning rate of the optimizer step that follows `taken` steps.
 
     It warms up linearly, then stays constant or decays to a tenth.
     """
@@ -265,7 +266,7 @@ def learning_rate(config: TrainConfig, taken: int) -> float:
 WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "importance_sampling='token'"} | dict.fromkeys(
     ("sequence_mask", "geometric_mask"), "importance_sampling='token_mask'"
 )
-"""Losses and importance weights that need a whole segment, each with a setting that doesn't."""
+"""Losses and importance weights that need a whole segment. For each, a similar setting that doesn't."""
 _LORA = ("lora_rank", "lora_alpha", "lora_targets", "rslora", "dora")
 _NO_ADAPTER = "it is a setting of the adapter, but method='full' trains no adapter; set method='lora'"
 _DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}

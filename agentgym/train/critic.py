@@ -23,7 +23,7 @@ from agentgym.types.sample import Sample, SampleKey
 WIDTH = 256
 """Number of units in the head's hidden layer."""
 GRADIENT = 1.0
-"""Maximum norm of the head's gradient."""
+"""Maximum norm of the head's gradient; a larger one is scaled down to it."""
 
 
 class ValueHead(nn.Module):
@@ -39,7 +39,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, states_MH: Tensor) -> Tensor:
-        """Return the values (M) of hidden states (M x H)."""
+        """Return the values [M] of M hidden states [M, hidden size]."""
         shape_MH = layer_norm(states_MH, states_MH.shape[-1:])
         values: Tensor = self.outer(silu(self.inner(shape_MH)))[:, 0]
         return values
@@ -48,9 +48,9 @@ class ValueHead(nn.Module):
 class Critic:
     """A value head and its optimizer, identical on every rank. Every rank makes the same calls.
 
-    The head's inputs are the policy's hidden states at the time `values` is called, and no gradient flows back to the
-    policy. The policy therefore learns as it would from the same advantages without a head, and the head takes many
-    steps on states that were computed once.
+    The head's inputs are the policy's hidden states at the time `values` is called. No gradient flows back to the
+    policy, so the policy learns exactly as it would from the same advantages without a head. The head can take many
+    steps on hidden states that were computed once.
     """
 
     def __init__(self, policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
@@ -61,15 +61,15 @@ class Critic:
         self._head = head.to(ranks.device)
         self._optimizer = torch.optim.AdamW(head.parameters(), lr=config.value_lr, betas=config.betas, weight_decay=0.0)
         self._kept: dict[SampleKey, tuple[Tensor, Tensor]] = {}
-        """States and values of this rank's samples, stored until `learn` uses them."""
+        """Hidden states and values of this rank's samples, stored until `learn` uses them."""
         self.asked: dict[SampleKey, int] = {}
-        """Number of values returned for each sample, over all ranks, that `learn` hasn't used yet."""
+        """For each sample of any rank, the number of its values that `learn` hasn't used yet."""
 
     @torch.no_grad()
     def values(self, samples: Sequence[Sample], plan: Sequence[Indices], pad_id: int) -> dict[SampleKey, Floats]:
-        """Return the value of the state before each token of the samples' loss masks, on every rank.
+        """Return the value of the state before each token that a sample's loss mask covers, on every rank.
 
-        The states are stored for `learn`, which uses the states of the latest call. `plan` contains this rank's
+        The hidden states are stored for `learn`, which uses those of the latest call. `plan` contains this rank's
         micro-batches.
         """
         self._kept, self.asked = {}, {}
@@ -86,7 +86,7 @@ class Critic:
                 key = (sample.rollout_id, sample.segment, sample.step)
                 self._kept[key] = (states, values)
                 found.append((key, values.cpu().numpy().astype(np.float32)))
-        # Without a backward pass FSDP keeps the root's weights gathered, but trained weights must be sharded again.
+        # FSDP shards the root's weights again only after a backward pass. Trained weights must be sharded now.
         if isinstance(self._policy, FSDPModule) and not self._policy.adapted:
             self._policy.reshard()
         given = dict(ranks.gather(found))
@@ -94,7 +94,7 @@ class Critic:
         return given
 
     def learn(self, returns: Mapping[SampleKey, Floats]) -> dict[str, float]:
-        """Take `value_epochs` steps of the head toward these returns, and return metrics from before the steps.
+        """Take `value_epochs` steps of the head toward these returns. Return metrics of the values before the steps.
 
         `returns` contains the returns of all ranks by sample, in the order of `values`, and must have passed
         `refuse_returns`.
@@ -117,7 +117,10 @@ class Critic:
         return metrics | {"train/value_skipped_steps": float(self._config.value_epochs - done)}
 
     def _step(self, states_MH: Tensor, old_M: Tensor, targets_M: Tensor, count: int) -> bool:
-        """Take one step on the turns of all ranks, and return whether the gradient was finite and was applied."""
+        """Take one step of the head on the turns of all ranks.
+
+        Returns False, with the head unchanged, if the gradient isn't finite.
+        """
         loss = value_loss(self._head(states_MH), old_M, targets_M, clip=self._config.value_clip) / count
         weights = list(self._head.parameters())
         gradients = torch.autograd.grad(loss, weights)
@@ -179,10 +182,10 @@ def refuse_returns(asked: Mapping[SampleKey, int], returns: Mapping[SampleKey, F
 
 
 def value_loss(values_M: Tensor, old_M: Tensor, targets_M: Tensor, *, clip: float | None) -> Tensor:
-    """Return the sum of squared errors of the values.
+    """Return the sum of the values' squared errors.
 
-    With `clip`, each error is the larger one of the value and the value clipped to within `clip` of the old one, as in
-    PPO's reference implementation (arXiv 2005.12729, section 3).
+    With `clip`, each value is also clipped to within `clip` of the old value, and the larger one of the two errors
+    counts, as in PPO's reference implementation (arXiv 2005.12729, section 3).
     """
     errors_M = (values_M - targets_M).square()
     if clip is not None:
@@ -194,8 +197,8 @@ def value_loss(values_M: Tensor, old_M: Tensor, targets_M: Tensor, *, clip: floa
 def value_metrics(pairs: np.ndarray) -> dict[str, float]:
     """Return metrics of predicted values (first column) against observed returns (second column).
 
-    The explained variance is 1 - Var(return - value) / Var(return): 1 for perfect predictions, 0 for a constant, and
-    below 0 for predictions that are worse than a constant; NaN if all returns are equal.
+    The explained variance is 1 - Var(return - value) / Var(return). It is 1 for perfect predictions, 0 for a
+    constant, and below 0 for predictions that are worse than a constant. If all returns are equal, it is NaN.
     """
     values, returns = pairs[:, 0], pairs[:, 1]
     spread = float(returns.var())

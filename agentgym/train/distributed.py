@@ -15,16 +15,18 @@ import torch.distributed as dist
 from agentgym.hub import gpu_number
 
 APART = timedelta(hours=12)
-"""Maximum time that processes may be apart in reaching the same step, because one process's longest rollouts keep the
-others waiting. If a process dies, torchrun terminates the others.
+"""Longest time for which one process may wait for another at the same step. A process waits while another one runs its
+longest rollouts. If a process dies, torchrun terminates the others.
 """
 WORKERS_END_S = 10.0
-"""Maximum seconds to wait for gloo's threads after the group is closed."""
+"""Maximum number of seconds to wait, after the group is closed, for the threads of gloo (torch's CPU communication) to
+end.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process within the group of processes that train together."""
+    """This process as one of the processes that train together."""
 
     rank: int
     world: int
@@ -91,10 +93,10 @@ def all_came() -> bool:
 
 
 def _wait_for_workers() -> None:
-    """Wait until no gloo thread holds a tensor, for at most WORKERS_END_S seconds. Does nothing except on Linux.
+    """Wait until no gloo thread uses a tensor, for at most WORKERS_END_S seconds. Does nothing except on Linux.
 
-    FSDP keeps its group, and with it gloo's threads, until the process ends. A thread that releases a tensor while
-    Python shuts down then requests the GIL, which aborts the process with SIGABRT.
+    FSDP keeps its process group, and with it gloo's threads, until the process ends. If such a thread releases a
+    tensor while Python shuts down, it requests the GIL, which aborts the process with SIGABRT.
     """
     give_up = time.monotonic() + WORKERS_END_S
     seen_asleep = 0
@@ -137,9 +139,9 @@ def find_device(name: str) -> torch.device:
 
 
 def gpus_here(device: str) -> tuple[int, ...]:
-    """Return the numbers of the GPUs that this machine's processes train on, given the trainer's device.
+    """Return the numbers of this machine's GPUs that the processes train on. `device` is the trainer's device.
 
-    The numbers count only the GPUs that the processes can see.
+    Only the GPUs that the processes can see are counted.
     """
     if device == "cpu":
         return ()

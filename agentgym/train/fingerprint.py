@@ -24,7 +24,9 @@ SETTINGS = (
     "sliding_window",
     "tie_word_embeddings",
 )
-"""Settings of a model's config that change its computation. All other settings may differ."""
+"""Settings of a model's config that change its computation. Models with the same hash may differ in all other
+settings.
+"""
 VALUES = 16
 """Number of evenly spaced values that are read from each weight."""
 

@@ -1,4 +1,4 @@
-"""Storage for the log-probabilities that a training step computes anyway."""
+"""Stores the log-probabilities that a training step computes anyway, so that callers can get them at no cost."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class ScoredSample(NamedTuple):
     logprobs: Floats
     """float32, nats: one number per trained token."""
     moved: bool
-    """Whether optimizer steps of the same call had already changed the policy."""
+    """Whether earlier optimizer steps of the same call had already changed the policy."""
 
 
 class KeptLogprobs:
@@ -25,7 +25,7 @@ class KeptLogprobs:
         self.by_sample: dict[SampleKey, ScoredSample] = {}
 
     def add(self, rows: Sequence[Sample], logprobs_BR: Tensor, *, moved: bool) -> None:
-        """Store the log-probabilities of one micro-batch. All rows are copied to the CPU at once.
+        """Store the log-probabilities of one micro-batch. They are copied to the CPU in one transfer.
 
         ::
 

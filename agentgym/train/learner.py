@@ -46,11 +46,14 @@ from agentgym.types.completion import Sampling
 from agentgym.types.sample import Sample, SampleKey
 
 PAD_ID = 0
-"""Id of padding. Any id of the vocabulary works: no token attends to padding, and padding isn't trained."""
+"""Token id used as padding. Any id of the vocabulary works: no token attends to padding, and padding isn't trained."""
 
 
 class Learner:
-    """Policy and optimizer of one rank. Every rank has a learner and makes the same calls with the same samples."""
+    """The policy and the optimizer of one rank.
+
+    Every rank has a learner, and makes the same calls with the same samples.
+    """
 
     def __init__(self, model: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
         self.config = config
@@ -108,7 +111,7 @@ class Learner:
             stats["train/lr"] = self._optimizer.param_groups[0]["lr"]
         if self._critic is not None:
             stats |= self._critic.learn(returns)
-        # Warnings come last: a filter may turn them into errors.
+        # Warn last, because a filter may turn warnings into errors.
         if untrained:
             warnings.warn(
                 f"{untrained} mini-batch(es) without an optimizer step: the loss masks of their samples are all 0",
@@ -123,7 +126,7 @@ class Learner:
         return stats | {"train/seconds": seconds} | self._usage(samples if norms else (), seconds)
 
     def values(self, samples: Sequence[Sample]) -> dict[SampleKey, Floats]:
-        """Return the critic's value of the state before each token of the loss masks.
+        """Return the critic's value of the state before each token that the loss masks cover.
 
         The first call creates the critic.
         """
@@ -159,9 +162,9 @@ class Learner:
             self._kept = None
 
     def _agree(self, samples: Sequence[Sample], returns: Mapping[SampleKey, Floats] = MappingProxyType({})) -> None:
-        """Raise ValueError on every rank if the ranks' samples differ.
+        """Raise ValueError on every rank if the ranks have different samples.
 
-        Otherwise the ranks would hang, or average the gradients of two different steps.
+        Otherwise the ranks would hang, or would average the gradients of different steps.
         """
         if self.ranks.world == 1:
             return
@@ -182,9 +185,9 @@ class Learner:
         return plans[ranks.rank]
 
     def _old_logprobs(self, step: int, samples: list[Sample], plan: list[Indices]) -> list[Tensor]:
-        """Return the current policy's log-probabilities (BR) for each micro-batch, if the config needs them.
+        """Return the current policy's log-probabilities (BR) for each micro-batch; empty if they aren't needed.
 
-        The first mini-batch of a call gets none, because its own forward passes compute them.
+        They aren't needed for the first mini-batch of a call either, because its own forward passes compute them.
         """
         found: list[Tensor] = []
         if self.config.old_logprobs == "engine" or not step:
@@ -203,9 +206,9 @@ class Learner:
     def _mini_batch(
         self, step: int, samples: list[Sample], plan: list[Indices], old: list[Tensor], forwards: list[Forward]
     ) -> float:
-        """Take one optimizer step, and return the gradient norm before clipping.
+        """Take one optimizer step on a mini-batch. Return the gradient's norm before clipping.
 
-        `old` is the result of `_old_logprobs`.
+        `old` is the result of `_old_logprobs`. The reports of the forward passes are appended to `forwards`.
         """
         config = self.config
         objective = Objective(
@@ -235,14 +238,14 @@ class Learner:
         old: list[Tensor],
         objective: Objective,
     ) -> Forward:
-        """Run one forward and backward pass."""
+        """Run one forward and backward pass, and return its report."""
         chosen, batch = self._batch(samples, micro_batch)
         reference_BR = self._reference(batch) if self.config.kl_coef else None
 
         def loss_of(logprobs_BR: Tensor, entropy_BR: Tensor) -> tuple[Tensor, LossSums]:
             old_BR = self._old(old, number, logprobs_BR)
             loss, sums = objective(chosen, batch, logprobs_BR, entropy_BR, reference_BR, old_BR)
-            return loss * self.ranks.world, sums  # FSDP averages gradients over ranks, but the loss is a sum over them
+            return loss * self.ranks.world, sums  # FSDP takes the mean over ranks, but the loss is a sum
 
         logprobs_BR, entropy_BR = self.policy(
             batch.inputs, batch.loss_mask_BR, self.config.temperature, loss=objective.by_token(batch, loss_of)
@@ -262,7 +265,7 @@ class Learner:
         )
 
     def _batch(self, samples: list[Sample], micro_batch: Indices) -> tuple[list[Sample], Batch]:
-        """Return a micro-batch's samples and tensors. For padding, use the shortest sample with its loss mask off."""
+        """Return a micro-batch's samples and tensors. For padding, use the shortest sample, but don't train on it."""
         chosen = [samples[i] for i in micro_batch] or [min(samples, key=len)]
         return chosen, self._collate(chosen, masked=not micro_batch)
 
@@ -297,17 +300,17 @@ class Learner:
             )
 
     def _old(self, old: list[Tensor], number: int, logprobs_BR: Tensor) -> Tensor | None:
-        """Return the log-probabilities in the denominator of a micro-batch's ratio, or None for the engine's."""
+        """Return the log-probabilities for the denominator of a micro-batch's ratio, or None to use the engine's."""
         if self.config.old_logprobs == "engine":
             return None
         return old[number] if old else logprobs_BR.detach()
 
     def _sequences(self, samples: list[Sample], plan: list[Indices], old: list[Tensor]) -> dict[str, float]:
-        """Return the log of each rollout's sequence ratio, over all ranks and micro-batches with its samples."""
+        """Return the log of each rollout's sequence ratio, computed over all ranks and micro-batches."""
         found = []
         for number, micro_batch in enumerate(plan):
             chosen, batch = self._batch(samples, micro_batch)
-            logprobs_BR = self._logprobs(batch, self.config.temperature)  # for padding too, to keep ranks in step
+            logprobs_BR = self._logprobs(batch, self.config.temperature)  # for padding too, so all ranks do it
             found += sample_log_ratios(chosen, batch, logprobs_BR, self._old(old, number, logprobs_BR))
         return rollout_log_ratios(self.ranks.gather(found))
 
@@ -316,7 +319,7 @@ class Learner:
         """Return log-probabilities without gradient or entropy, of the policy or of another model."""
         model = model or self.policy
         logprobs_BR: Tensor = model(batch.inputs, batch.loss_mask_BR, temperature, entropy=False)[0]
-        # Without a backward pass FSDP keeps the root's weights gathered, but trained weights must be sharded again.
+        # FSDP shards the root's weights again only after a backward pass. Trained weights must be sharded now.
         if isinstance(model, FSDPModule) and not self.policy.adapted:
             model.reshard()
         return logprobs_BR

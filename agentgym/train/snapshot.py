@@ -1,8 +1,8 @@
-"""The state needed to resume after a step: a copy in each process's memory, written to and read from disk.
+"""The state needed to resume after a step: a copy in each process's memory, which is written to and read from disk.
 
 An adapter and its optimizer's state are complete on every rank, and rank 0 writes them. If a whole model is trained,
-each rank has a part of it, and writes that part with torch.distributed.checkpoint and without collectives, because a
-run may be stopped at any point between two collectives. Rank 0 then assembles the parts::
+each rank has only a part of it. Each rank writes its part with torch.distributed.checkpoint, but without collectives,
+because a run may be stopped at any point between two collectives. Rank 0 then assembles the parts::
 
     .parts-000020-1f2e3d4c/rank-0/__0_0.distcp   one rank's part of the weights and the optimizer's moments
                            rank-0/.metadata
@@ -44,7 +44,7 @@ from agentgym.types.weights import Adapter
 METADATA = ".metadata"
 """The file of torch.distributed.checkpoint that lists which part of which tensor is in which file."""
 STILL_S = 60.0
-"""Seconds after which rank 0 stops waiting for missing parts, if nothing is written to any part."""
+"""Seconds after which rank 0 stops waiting for missing parts if no rank has written anything in this time."""
 _ASK_S = 0.02
 _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
 
@@ -65,7 +65,7 @@ class Snapshot:
     """Name of the snapshot, the same on all ranks."""
 
     def write_checkpoint(self, folder: Path, step: int, *, run: Mapping[str, Any], keep: int) -> None:
-        """Write this rank's part of a checkpoint. On rank 0, the checkpoint is complete on return.
+        """Write this rank's part of a checkpoint. On rank 0, the whole checkpoint is complete on return.
 
         Raises:
             TimeoutError: On rank 0, if another rank doesn't write its part. The existing checkpoints don't change.
@@ -78,7 +78,7 @@ class Snapshot:
         folder.mkdir(exist_ok=True)
         parts = folder / f".parts-{step:06}-{self.name}"
         if self.rank == 0:
-            _remove_parts(folder, but=parts)  # parts of failed checkpoints, which may fill the disk
+            _remove_parts(folder, but=parts)  # parts of earlier checkpoints that failed, which could fill the disk
         try:
             _write_part(parts, self.rank, self.part)
         except BaseException:
@@ -106,7 +106,7 @@ def _remove_parts(folder: Path, but: Path | None = None) -> None:
 def copied_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return a CPU copy of this rank's part of the trained weights and the optimizer's moments.
 
-    With several replicas, the ranks of the first one return all parts, and the ranks of the others an empty dict.
+    With several replicas, only the ranks of the first replica return parts. All other ranks return an empty dict.
     """
     names = trained_names(model, optimizer)
     if any(_replica(weight) for weight in names):
@@ -119,14 +119,14 @@ def copied_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def _replica(weight: Tensor) -> int:
-    """Return the number of this rank's replica among the replicas that have the weight, starting at 0."""
+    """Return the number, from 0, of this rank's replica among the replicas of a weight."""
     mesh = weight.device_mesh if isinstance(weight, DTensor) else None
     return mesh.get_local_rank(0) if mesh is not None and mesh.ndim > 1 else 0
 
 
 @torch.no_grad()
 def restore_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Restore this rank's part of the weights and moments from a checkpoint of any number of ranks.
+    """Restore this rank's part of the weights and moments. The checkpoint may be from any number of ranks.
 
     Raises:
         ValueError: If the checkpoint belongs to another model, in which case nothing is changed.
@@ -196,7 +196,7 @@ class PartsReader(FileSystemReader):
         self._folder = folder
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return which part of which tensor is in which file.
+        """Return torch's record of which part of which tensor is in which file.
 
         Raises:
             UnreadableFileError: If the file contains anything else.
@@ -277,7 +277,7 @@ def _put_together(parts: Path, world: int, fresh: Path) -> Sums:
 
 
 def _wait(parts: Path, said: list[Path]) -> None:
-    """Wait until every rank has marked its part as complete.
+    """Wait until every rank has written the file that marks its part as complete (`rank-0.json`).
 
     Raises:
         TimeoutError: If nothing is written to any part for STILL_S seconds.
@@ -305,7 +305,7 @@ def _placed(part: Metadata, place: str) -> Metadata:
 
 
 def _joined(parts: Sequence[Metadata]) -> Metadata:
-    """Return the metadata of all parts: each tensor has the chunks of all ranks, without duplicates."""
+    """Merge the metadata of all parts, so that each tensor has the chunks of all ranks, without duplicates."""
     tensors: dict[str, TensorStorageMetadata] = {}
     for part in parts:
         for key, said in part.state_dict_metadata.items():

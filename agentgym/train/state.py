@@ -1,4 +1,4 @@
-"""The training state: copied from the trainer and restored, on any number of ranks."""
+"""The training state: functions that copy it from the trainer and restore it, on any number of ranks."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,8 @@ from agentgym.train.policy.model import PolicyModel
 
 def new_optimizer(weights: Sequence[Tensor], config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
     """Create an AdamW optimizer for these weights."""
-    # By default, torch updates one weight after the other on a CPU, with ten small operations for each.
+    # The fused version is faster on a CPU: by default, torch updates each weight separately, with ten small
+    # operations.
     fused = True if device.type == "cpu" else None
     decay = config.weight_decay
     return torch.optim.AdamW(weights, lr=peak_rate(config), betas=config.betas, weight_decay=decay, fused=fused)
@@ -41,9 +42,9 @@ def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 @torch.no_grad()
 def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore the weights and the optimizer's moments, but not its learning rate, betas and weight decay.
+    """Restore the weights and the optimizer's moments.
 
-    Every rank must call it with the same state.
+    The optimizer keeps its learning rate, betas and weight decay. Every rank must call it with the same state.
 
     Raises:
         ValueError: If the state belongs to another model, in which case nothing is changed.
@@ -73,7 +74,7 @@ def load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[Tensor, Mapp
 
 
 def policy_settings(policy: PolicyModel, config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that determine the meaning of the trained weights."""
+    """Return the settings without which the trained weights have another meaning, such as the base model."""
     same = {"method": config.method, "model": policy.base_fingerprint, "temperature": config.temperature}
     if not policy.adapted:
         return same
@@ -95,13 +96,13 @@ def refuse_other_policy(own: Mapping[str, Any], saved: Mapping[str, Any] | None)
 
 
 def trained_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
-    """Return the names of the weights that the optimizer updates, in its order."""
+    """Return the name of each weight that the optimizer updates, in the optimizer's order."""
     found = {weight: name for name, weight in model.named_parameters()}
     return {weight: found[weight] for group in optimizer.param_groups for weight in group["params"]}
 
 
 def refuse_strangers(own: Mapping[str, torch.Size], saved: Mapping[str, torch.Size]) -> None:
-    """Raise ValueError if a checkpoint's weights have other names or shapes than the weights trained here."""
+    """Raise ValueError if a checkpoint's weights have other names or shapes than the weights that are trained now."""
     odd = sorted(own.keys() ^ saved.keys())
     odd += sorted(name for name in own.keys() & saved.keys() if own[name] != saved[name])
     if odd:
@@ -112,7 +113,7 @@ def refuse_strangers(own: Mapping[str, torch.Size], saved: Mapping[str, torch.Si
 
 
 def _like(weight: Tensor, value: Any) -> Any:
-    """Return the value sharded like the weight. The optimizer's counters are returned unchanged."""
+    """Return the value sharded like the weight. A counter of the optimizer is returned unchanged."""
     if not isinstance(value, Tensor) or value.shape != weight.shape:
         return value
     if isinstance(weight, DTensor):

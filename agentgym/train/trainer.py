@@ -108,7 +108,7 @@ class Trainer:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # A thread can't be cancelled: wait until it has opened the trainer, then close that.
+            # A thread can't be cancelled. Wait until it has opened the trainer, then close the trainer.
             await asyncio.wait([opening])
             if self._opened is not None:
                 await self.__aexit__(None, None, None)
@@ -136,7 +136,7 @@ class Trainer:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """Numbers of this machine's GPUs that the processes train on; empty on the CPU."""
+        """Numbers of this machine's GPUs that the processes train on; empty if they train on the CPU."""
         return gpus_here(self.config.device) if self.on_gpu else ()
 
     @property
@@ -206,7 +206,7 @@ class Trainer:
         return self._call(lambda learner: learner.train(samples))
 
     def values(self, samples: Sequence[Sample]) -> dict[SampleKey, Floats]:
-        """Return the critic's value of the state before each token of the samples' loss masks.
+        """Return the critic's value of the state before each token that the samples' loss masks cover.
 
         The critic is a value head, created by the first call. The next `step` trains it, on the `returns` of its
         `SampleBatch` and on the hidden states of the latest call. `value_samples` calls this method. To discard

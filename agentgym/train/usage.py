@@ -20,9 +20,9 @@ PEAK_TFLOPS = {
     "RTX 4090": 165,
     "RTX 3090": 71,
 }
-"""Nominal peak of dense bfloat16 arithmetic with float32 accumulation, in TFLOP/s, by a part of the GPU's name.
+"""Nominal peak of dense bfloat16 arithmetic with float32 accumulation, in TFLOP/s. The keys are parts of GPU names.
 
-The first matching entry is used. The peaks are specifications, not measurements.
+The first entry whose key is in the GPU's name is used. The peaks are specifications, not measurements.
 """
 
 
@@ -38,10 +38,10 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
 def mfu_metrics(
     model: nn.Module, lengths: Sequence[int], *, dtype: torch.dtype, seconds: float, gpus: int, device: torch.device
 ) -> dict[str, float]:
-    """Return `train/mfu`: the FLOPs that the samples need, divided by the GPUs' peak FLOPs in that time.
+    """Return `train/mfu`: the FLOPs that the samples need, divided by the GPUs' peak FLOPs in `seconds`.
 
-    `dtype` is the type that the model computes in. The result is {} if the GPU's peak or the model's FLOPs are unknown:
-    on a CPU, for computation in another type than bfloat16, and for mixtures of experts.
+    `dtype` is the type that the model computes in. The result is {} if the GPU's peak or the model's FLOPs are
+    unknown: on a CPU, for computation in another type than bfloat16, and for mixtures of experts.
     """
     peak = peak_flops(device)
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
@@ -53,9 +53,9 @@ def mfu_metrics(
 def needed_flops(model: nn.Module, lengths: Sequence[int]) -> float:
     """Count the FLOPs of one forward and backward pass over samples of these lengths, in any layout.
 
-    Each weight takes 2 FLOPs per token in the forward pass, 2 for the gradient of its input, and 2 for its own
-    gradient if it is trained. Recomputation to save memory doesn't count. Causal attention takes 2 L^2 FLOPs in the
-    forward pass, per layer and element of the heads' state, and twice that in the backward pass.
+    For each token, a weight takes 2 FLOPs in the forward pass, 2 for the gradient of its input and, if it is trained,
+    2 for its own gradient. Recomputation to save memory doesn't count. In each layer, causal attention over L tokens
+    takes 2 L^2 FLOPs in the forward pass for each element of the heads' state, and twice that in the backward pass.
     """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]

@@ -1,13 +1,13 @@
-"""Checks that an engine samples from the trained policy: both score the same probe, before and after a sync.
+"""Checks that an engine samples from the trained policy. Engine and trainer score the same ids before and after a sync.
 
-The changes of the scores are compared. A low-precision engine's rounding is nearly the same before and after a sync,
-so it cancels out in the change, while a missing update doesn't::
+These ids are the probe. The changes of the two scores are compared. A low-precision engine's rounding is nearly the
+same before and after a sync, so it cancels out in the change, while a missing update doesn't::
 
     change     d = trainer(new) - trainer(old)        f = engine(new) - engine(old)
     arrived    <f, d> / <d, d>                        1: all of it, 0: nothing, 0.5: about a half
     noise      s = sqrt(2) x root mean square of engine - trainer, the larger one of version 0 and the old version
 
-A whole update can be distinguished from no update, or from a part of it, if the length of d is at least 20 s:
+If the length of d is at least 20 s, a whole update can be distinguished from no update and from a part of one:
 `arrived` is then known to within 0.05. For a probe of 256 ids, such an update has a root mean square of 1.3 s.
 """
 
@@ -22,21 +22,25 @@ from agentgym.types.arrays import Floats
 Doubles: TypeAlias = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 _POWER = 20.0
-"""Smallest length of an update that can be verified, in standard deviations of one id's noise."""
+"""Smallest length of an update that can be verified, as a multiple of the noise of one id (its standard deviation)."""
 _LEAST, _MOST = 0.75, 1.25
-"""Range of the share of an update that counts as fully arrived. Both bounds are at least five standard deviations from
-1.
+"""Range of `arrived` in which an update counts as fully arrived. Both bounds are at least five standard deviations
+from 1.
 """
 _REST = 0.25
-"""Largest part of an update, as a length, that may be missing from the engine's change, in addition to the noise."""
+"""Largest part of an update, as a fraction of its length, by which the engine's change may differ from it in addition
+to the noise.
+"""
 _NOISE = 4.0
-"""For an update too small to verify: the gap, relative to the noise, above which the engine isn't using the trainer's
-policy.
+"""Largest gap that is allowed after an update that is too small to verify, as a multiple of the noise. Above it, the
+engine isn't using the trainer's policy.
 """
 _ROUNDING = 1e-5
-"""Lower bound on the noise of an id, in nats, which is the noise of float32."""
+"""Lower bound on the noise of an id, in nats. It is the noise of float32."""
 _OTHER_MODEL = 0.2
-"""Mean gap in nats at version 0 above which the engine's model can't be the trainer's, regardless of rounding."""
+"""Mean gap in nats at version 0 above which the engine must have another model than the trainer, since no rounding
+causes such a gap.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +68,7 @@ class Verdict(NamedTuple):
     gap_mean: float
     """Largest and mean absolute gap between engine and trainer, in nats."""
     arrived: float
-    """Share of the update that is visible in the engine's scores; NaN if the update is too small to verify."""
+    """Fraction of the update that is visible in the engine's scores; NaN if the update is too small to verify."""
 
     @property
     def proven(self) -> bool:
@@ -73,9 +77,9 @@ class Verdict(NamedTuple):
 
 
 def refuse_other_model(start: Scored, *, tolerance: float, exact: bool) -> None:
-    """Raise EngineError if engine and trainer differ before the first sync by more than rounding explains.
+    """Raise EngineError if, before the first sync, engine and trainer differ by more than rounding can explain.
 
-    With `exact`, both compute in float32, and no gap may exceed `tolerance`.
+    With `exact`, both compute in float32, and no id's gap may exceed `tolerance`.
     """
     gap = np.abs(start.gap)
     limit, worst = (tolerance, gap.max()) if exact else (max(tolerance, _OTHER_MODEL), gap.mean())

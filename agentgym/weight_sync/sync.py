@@ -92,15 +92,15 @@ class WeightSync:
         return metrics | ({"sync/arrived": verdict.arrived} if verdict.proven else {})
 
     async def begin(self) -> Scored:
-        """Score the probe under the base model, which the engine must still sample from. Later calls do nothing.
+        """Score the probe under the base model. Later calls return the same scores.
 
-        Every process must call it.
+        The engine must not have loaded another policy yet. Every process must call this method.
 
         Returns:
             The scores at version 0.
 
         Raises:
-            ValueError: If the model is trained whole and has already changed.
+            ValueError: If the whole model is trained and has already changed.
             EngineError: If the engine's model isn't the trainer's.
         """
         if self._start is not None:
@@ -127,10 +127,10 @@ class WeightSync:
         return Scored(trainer=by_trainer, engine=by_engine)
 
     async def _agreed(self, start: Scored, old: Scored, new: Scored, version: int) -> Verdict:
-        """Return this process's verdict.
+        """Judge the scores on every process, and return this process's verdict.
 
         Raises:
-            EngineError: On every process, if the check of any process failed, so that none of them waits.
+            EngineError: On every process, if the check of any process failed. Otherwise the others would wait for it.
         """
         refusal, verdict = "", None
         try:
@@ -154,7 +154,7 @@ class WeightSync:
         if trainer.rank == 0:
             try:
                 pushed = await engine.push(policy, version=version)
-            except Exception as error:  # the other processes would wait forever
+            except Exception as error:  # passed on to the other processes, which would otherwise wait forever
                 refusal = error
         said = "" if refusal is None else f"{type(refusal).__name__}: {refusal}"
         pushed, said = (await trainer.gather([(pushed, said)]))[0]

@@ -14,11 +14,11 @@ from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
 
 SHOWN = 200
-"""Number of characters of a response that an error quotes."""
+"""Number of characters of a response that an error message quotes."""
 _LENGTH = frozenset({"length", "max_tokens", "model_length"})
-"""Finish reasons of replies that a limit cut off."""
+"""Values of finish_reason for a reply that a limit on tokens cut off."""
 _REFUSED = frozenset({"content_filter", "error", "abort", "safety"})
-"""Finish reasons of replies that the model didn't finish itself."""
+"""Values of finish_reason for a reply that the endpoint filtered or aborted."""
 
 
 class GarbageError(Exception):
@@ -49,7 +49,7 @@ class _Choice(BaseModel):
 
 
 MOST_TOKENS = 1 << 24
-"""More tokens than any request has. Larger counts are invalid."""
+"""Upper bound on a token count, above that of any request. A larger count is invalid."""
 _Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
@@ -69,7 +69,7 @@ class _Usage(BaseModel):
 
 
 class Answer(BaseModel):
-    """The fields of a chat completion that are used."""
+    """A chat completion, with only the fields that are used here."""
 
     choices: list[_Choice] = Field(min_length=1)
     usage: _Usage | None = None

@@ -12,9 +12,9 @@ from agentgym.errors import EngineError
 from agentgym.machine.time_limits import off_the_clock
 
 _AGAIN = frozenset({408, 409, 425, 429})
-"""Statuses below 500 for which a retry may succeed."""
+"""HTTP statuses below 500 after which a retry may succeed."""
 _NEVER = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Error codes for which a retry can't succeed."""
+"""Error codes after which no retry can succeed."""
 
 
 class Refusal(Exception):
@@ -26,7 +26,7 @@ class Refusal(Exception):
 
 
 class ChatClient:
-    """A client of one endpoint. At most `concurrency` requests are in flight; the others wait."""
+    """Sends requests to one endpoint. At most `concurrency` requests are in flight, while the others wait."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class ChatClient:
 
 
 def _refusal_of(error: Any) -> Refusal:
-    """Return the Refusal for an error status, with its message and whether and when to retry."""
+    """Convert an error response to a Refusal: its message, whether a retry may succeed, and after how long."""
     status: int = error.status_code
     code = getattr(error, "code", None)
     again = (status in _AGAIN or status >= 500) and code not in _NEVER

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _EVALUATION = "an endpoint returns neither token ids nor log-probabilities, so it is only for evaluation"
 _SHOWN = 100
-"""Maximum length, in characters, of a setting that a model name contains in full."""
+"""Maximum length, in characters, of a setting's value that a model name shows. A longer value is replaced by its
+digest.
+"""
 
 
 @config(frozen=True, eq=False)
@@ -133,13 +135,13 @@ class Endpoint:
     def model_name(self) -> str:
         """The URL, the model's name if it is known, and each non-default setting that affects the output.
 
-        These settings distinguish the endpoint from others with the same model.
+        The settings distinguish this endpoint from other endpoints with the same model.
         """
         return self._named(self.model or self._state.model)
 
     @property
     def name_as_given(self) -> str:
-        """The `model_name` before the endpoint is queried for its model."""
+        """The `model_name` as it is before the endpoint is asked which model it serves."""
         return self._named(self.model)
 
     def _named(self, model: str | None) -> str:
@@ -260,7 +262,9 @@ _NOT_IN_ANSWERS = frozenset(
     {"url", "model", "api_key_env", "concurrency", "timeout_s", "retries", "first_wait_s", "longest_wait_s"}
     | {"prompt_price", "cached_price", "completion_price"}
 )
-"""Settings that a model name leaves out, because they don't affect the output or the name contains them anyway."""
+"""Settings that a model name doesn't list, because they don't affect the output, or because the name begins with
+them.
+"""
 
 
 def _default(of: "Field[Any]") -> Any:
@@ -274,7 +278,7 @@ def _setting(name: str, value: Any) -> str:
 
 
 def _why_no_url(url: str) -> str | None:
-    """Return why a URL's host or port is invalid, or None if both may be valid."""
+    """Return what is wrong with the host or port of a URL, or None if both may be valid."""
     try:
         parts = urlsplit(url)
         return None if parts.hostname and parts.port != 0 else "must name a host"

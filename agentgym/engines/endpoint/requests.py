@@ -1,4 +1,4 @@
-"""Messages and tools in the format that an endpoint takes."""
+"""Converts messages, tools and sampling parameters to the format of an endpoint's requests."""
 
 import json
 from collections.abc import Sequence
@@ -28,14 +28,17 @@ def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[s
     """Return the messages for the tools API, which requires exactly one result after each call.
 
     A tool message that doesn't belong to a call of the preceding turn becomes a user message. A call without a
-    result, such as one in a turn that a fork continues from, gets the result "[no result]". The API accepts images
-    only from the user, so the images of a turn's results are sent in a user message after them, and each result names
-    its images.
+    result, such as one in a turn that a fork continues from, gets the result "[no result]".
+
+    The API accepts images only from the user. The images of a turn's results are therefore sent in a user message
+    after the results. Each result names its images.
     """
     made: list[dict[str, Any]] = []
     open_calls: list[str] = []
     seen: list[Any] = []
-    """Images of the results since the last other message, each after a text part with its name."""
+    """Images from the tool results since the last message that isn't one. Before each image is a text part with its
+    name.
+    """
     for message in messages:
         role, answers = message["role"], message.get("tool_call_id")
         if role == "tool" and answers in open_calls:
@@ -62,7 +65,7 @@ def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[s
 
 
 def _without_images(content: Any, seen: list[Any]) -> str:
-    """Return the text of a result with images replaced by names, and append the names and images to `seen`."""
+    """Return the text of a result, in which names stand for its images. Append the names and the images to `seen`."""
     told: list[str] = []
     for part in parts_of(content):
         if not is_image(part):
@@ -87,7 +90,7 @@ def _api_call(call: ToolCall) -> dict[str, Any]:
 
 
 def prompt_messages(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages without the tools API.
+    """Return the messages for an API without tools.
 
     The tools are listed in the system message, and calls and results are written in the Hermes format.
     """
@@ -112,7 +115,7 @@ def _response(content: Any) -> Any:
 
 
 def _with_calls(message: Message) -> Any:
-    """Return the content followed by the message's calls. The content already contains malformed calls as text."""
+    """Return a message's content, followed by its tool calls. Malformed calls are already in it, as text."""
     functions = [call["function"] for call in message.get("tool_calls", ())]
     if not functions or any(isinstance(function["arguments"], str) for function in functions):
         return message["content"]
@@ -121,7 +124,7 @@ def _with_calls(message: Message) -> Any:
 
 
 def _with_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the tools at the end of the system message, which is added if there is none."""
+    """Return the messages with the tools added to the end of the system message. If there is none, it is created."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     told = _INSTRUCTION.format(tools=_whole(listed))
     if messages and messages[0]["role"] == "system":

@@ -1,4 +1,4 @@
-"""Validates an SGLang server's responses. Each becomes a typed value or an error; nothing is repaired."""
+"""Validates an SGLang server's responses. Each becomes a typed value or an error; no response is repaired."""
 
 import json
 from array import array
@@ -15,7 +15,7 @@ from agentgym.types.arrays import Floats
 from agentgym.types.completion import Completion, FinishReason, Version
 
 _BROKEN = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
-"""Errors from reading a value that has an unexpected type or form."""
+"""Errors that Python raises if a value read from a response has an unexpected type or form."""
 _SAID = 400
 """Number of characters of a server's text that an error quotes."""
 
@@ -27,7 +27,7 @@ class ServerFacts(NamedTuple):
     """Maximum number of ids in one request, prompt and completion together."""
     model: str
     seeded: bool
-    """Whether sampling depends only on the seed and the request, as with deterministic inference."""
+    """Whether a request and its seed fully determine its samples, as with deterministic inference."""
     weight_version: str | None
     """The server's name for the weights that it started with."""
     tp: int = 1
@@ -35,7 +35,9 @@ class ServerFacts(NamedTuple):
     dtype: str = ""
     """The dtype of the weights, such as float32; empty if the server doesn't report it."""
     lora: bool = False
-    """Whether the server accepts adapters. If so, it doesn't accept weights, because its weights have other names."""
+    """Whether the server accepts adapters. Such a server doesn't accept pushed weights, because it names its weights
+    differently.
+    """
 
 
 def server_facts(info: Any, server: str) -> ServerFacts:
@@ -67,9 +69,9 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
 
     Args:
         body: The decoded response.
-        version: The completion's policy version.
-        named: Whether to use the reported name of the weights as the version instead, if it is a number and isn't
-            `ours`.
+        version: The completion's policy version, if no other is reported.
+        named: Whether the name that the server reports for its weights is their policy version. It is ignored if it
+            isn't a number, or if it is `ours`.
         ours: The server's name for the weights that it started with.
 
     Raises:
@@ -108,9 +110,10 @@ def _count(ids: Any) -> object:
 
 
 def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[Version, ...]:
-    """Return each span's policy version. It is `version` if the weights are `ours` or their name isn't a number.
+    """Return the policy version of each span of ids, from the names that the server reports for its weights.
 
-    A server whose base weights are pushed during a request reports `[{"version": "7", "start": 0, "end": 3}, ..]`.
+    The version is `version` if the name is `ours` or isn't a number. If weights are pushed to the server during a
+    request, it reports several spans: `[{"version": "7", "start": 0, "end": 3}, ..]`.
     """
     spans: Sequence[Any] = meta.get("weight_versions") or ()
     if len(spans) == 1 and (spans[0]["version"] == ours or _is_unnumbered(spans[0])):
@@ -125,13 +128,13 @@ def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[
 
 
 def _is_unnumbered(span: Mapping[str, Any]) -> bool:
-    """Return whether a span starts at 0 and its weights' name isn't a number."""
+    """Return whether a span starts at the first id and the name of its weights isn't a number."""
     return not span["version"].isdecimal() and span["start"] == 0
 
 
 @lru_cache
 def _all_of(version: int) -> tuple[Version, ...]:
-    """Return the versions of a completion that has only one. The same object is returned each time."""
+    """Return the versions of a completion that has only one. The result is cached."""
     return (Version(0, version),)
 
 
@@ -149,10 +152,10 @@ def field_of(body: Any, *path: str) -> Any:
 
 
 def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool = False) -> Floats:
-    """Return the values of rows `[value, id, ..]`.
+    """Return the log-probabilities from a response's rows, each of which is `[value, id, ..]`.
 
-    In a prompt, SGLang reports the vocabulary's last id as 0, because its clipping of image placeholder ids also
-    affects that id.
+    With `of_prompt`, the vocabulary's last id may be reported as 0: SGLang clips the placeholder ids of images, and
+    this also changes that id.
 
     Raises:
         EngineError: If the ids are different from `token_ids`, or a value isn't finite.
@@ -173,7 +176,7 @@ def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool 
 
 
 def first_of(rows: Any) -> Any:
-    """Return the row of a request's only id at its only position, or None if the row is missing."""
+    """Return the row of a request that scores one id at one position, or None if the row is missing."""
     try:
         return rows[0][0]
     except (TypeError, IndexError, KeyError):
@@ -189,10 +192,10 @@ def reason_of(answer: Answer) -> str:
 
 
 def require_possible(completion: Completion, server: object, max_tokens: int, vocabulary: int) -> None:
-    """Raise EngineError with the server's name if it sampled too many ids, or one outside the vocabulary."""
+    """Raise EngineError with the server's name if it sampled too many ids, or an id outside the vocabulary."""
     ids = completion.token_ids
     if len(ids) > max_tokens:
         raise EngineError(f"{server}: sampled {len(ids)} ids, but at most {max_tokens} were requested")
-    # One pass: as unsigned integers, negative ids exceed any vocabulary.
+    # One comparison is enough: read as unsigned integers, negative ids are larger than any vocabulary.
     if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= vocabulary:
-        raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")
+        raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary} ids")

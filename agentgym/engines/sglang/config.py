@@ -15,7 +15,7 @@ COMMAND = "AGENTGYM_SGLANG"
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers that an adapter may change in a launched server."""
 _MARGIN = 16
-"""Ids added to a launched server's context, because the server reserves some: 7 in SGLang 0.5.23."""
+"""Number of ids added to a launched server's context, because the server reserves some of it: 7 in SGLang 0.5.23."""
 
 _MORE_SERVERS = "launch more servers instead: a server with data parallelism accepts neither adapters nor weights"
 _OWN_FLAGS = {
@@ -23,7 +23,7 @@ _OWN_FLAGS = {
     **dict.fromkeys(("--dp", "--dp-size", "--data-parallel-size"), _MORE_SERVERS),
     "--base-gpu-id": "set gpus",
 }
-"""Server flags that `arguments` must not contain, and what to do instead."""
+"""Server flags that `arguments` must not contain, each with what to do instead."""
 
 
 @config(frozen=True, kw_only=True)

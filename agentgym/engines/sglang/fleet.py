@@ -1,4 +1,4 @@
-"""An engine's servers. Each has the current policy, or counts as lost and gets no requests."""
+"""An engine's servers. Each has the current policy; a server without it counts as lost and gets no requests."""
 
 import asyncio
 import logging
@@ -23,9 +23,9 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 _LOG = logging.getLogger(__name__)
 _UNLOAD_S = 60.0
-"""Seconds for servers to unload this engine's adapters when it closes."""
+"""Maximum seconds to wait, when this engine closes, for the servers to unload its adapters."""
 _SOON_S = 0.5
-"""Seconds until the first check of a server that was just lost."""
+"""Seconds between losing a server and the first check of whether it is back."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,11 @@ class FleetCounts:
 
 
 class Fleet:
-    """Servers with a common policy. An unresponsive server is lost until the watch finds that it serves again."""
+    """Servers with a common policy.
+
+    A server that doesn't respond is marked as lost. Background checks (`watch`) mark it as available again when it
+    serves.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class Fleet:
         """The servers that are not lost.
 
         Raises:
-            NoServer: If none is left.
+            NoServer: If all servers are lost.
         """
         living = self.router.alive
         if not living:
@@ -84,10 +88,10 @@ class Fleet:
         return living
 
     def next(self, *, avoid: Sequence[Server]) -> Server:
-        """Return the next server in round-robin order.
+        """Return the next server in round-robin order, skipping lost servers and those in `avoid`.
 
         Raises:
-            NoServer: If none is left outside `avoid`.
+            NoServer: If there is no other server.
         """
         usable = [server for server in self.living if server not in avoid]
         if not usable:
@@ -96,10 +100,10 @@ class Fleet:
         return usable[self._asked % len(usable)]
 
     def place(self, session: str, prompt: Prompt, *, avoid: Sequence[Server]) -> Server:
-        """Return the server for a session's next request.
+        """Return the server for a session's next request, skipping lost servers and those in `avoid`.
 
         Raises:
-            NoServer: If none is left outside `avoid`.
+            NoServer: If there is no other server.
         """
         try:
             return self.router.place(session, prompt, avoid=avoid)
@@ -138,16 +142,16 @@ class Fleet:
         return policy
 
     async def take(self, server: Server, policy: PolicyVersion) -> None:
-        """Record that a server has a policy that another client pushed.
+        """Record that a server can sample from a policy that another client uploaded.
 
         Raises:
-            EngineError: If the server doesn't have it.
+            EngineError: If the server doesn't have the policy.
         """
         if not server.holds(policy) and not await server.pull(policy):
             raise EngineError(f"{server}: does not have {policy.lora}, which another client pushed")
 
     def pull(self, policy: PolicyVersion) -> PolicyVersion:
-        """Sample new tokens from a policy that the servers have, and return the previous policy."""
+        """Sample new tokens from `policy`, which the servers already have. Return the policy that was used before."""
         old, self.policy = self.policy, policy
         return old
 
@@ -157,7 +161,10 @@ class Fleet:
         return [policy for policy in self._payloads if policy != self.policy]
 
     async def _packed(self, given: Adapter | ModelWeights | None, version: int) -> tuple[PolicyVersion, Payload | None]:
-        """Return the policy under a new unique name, and the requests that upload it, or None if none are needed.
+        """Give a policy a new unique name, and pack it for uploading.
+
+        Returns:
+            The named policy, and the requests that upload it, or None if it needs no upload.
 
         A name can't be reused, because servers remember the earlier policy of that name. The packing runs outside the
         event loop.
@@ -180,14 +187,14 @@ class Fleet:
 
     async def _spread(self, policy: PolicyVersion, payload: Payload | None) -> None:
         attempts = self.attempts("load_adapter")
-        # A server that comes back meanwhile has the previous policy.
+        # Loop, because a server that comes back during the upload has the previous policy.
         while lacking := [server for server in await self._some(attempts) if not server.holds(policy)]:
             refused = await self.each(lacking, lambda server: server.load(policy, payload))
             if refused:
                 raise refused[0]
 
     async def _some(self, attempts: Attempts) -> list[Server]:
-        """Return the servers that are not lost. If all are, wait for one to come back."""
+        """Return the servers that are not lost. If all servers are lost, wait for one to come back."""
         while True:
             try:
                 return self.living
@@ -204,11 +211,11 @@ class Fleet:
         async with asyncio.TaskGroup() as forgetting:
             for server in self.router.alive:
                 forgetting.create_task(_unload(server, [policy.lora]))
-        # A server reloads an unloaded adapter from its folder if a request names it, so the folder is deleted.
+        # If a request names an unloaded adapter, the server loads it again from its folder. So the folder is deleted.
         shutil.rmtree(self._folder / policy.lora, ignore_errors=True)
 
     async def unload_all(self) -> None:
-        """Unload every adapter that reachable servers were told to load. Log the adapters that a hung server keeps."""
+        """Unload every adapter from every reachable server. Log the adapters that a hung server doesn't unload."""
         try:
             async with asyncio.timeout(_UNLOAD_S), asyncio.TaskGroup() as forgetting:
                 for server in self.router.alive:
@@ -218,7 +225,7 @@ class Fleet:
             _LOG.warning("servers did not unload these adapters within %g s: %s", _UNLOAD_S, left)
 
     async def set_back(self) -> None:
-        """Restore the model's weights on every server that this client pushed weights to. Log failures."""
+        """Restore the original weights on every server that this client pushed weights to. Failures are only logged."""
         if self.config.adapters != "merged" or not self._payloads:
             return
         try:
@@ -229,7 +236,7 @@ class Fleet:
     # ------------------------------------------------------------------------------------------ health
 
     async def each(self, servers: Iterable[Server], ask: Callable[[Server], Awaitable[None]]) -> list[ValueError]:
-        """Call `ask` for these servers concurrently, and return the ValueErrors that it raised.
+        """Call `ask` for all of these servers at the same time. Return the ValueErrors that the calls raised.
 
         A server that fails to respond is marked as lost.
         """
@@ -254,16 +261,16 @@ class Fleet:
             self.lose(server)
 
     def move(self, old: str, new: str) -> None:
-        """Mark the server at the URL `old` as lost. The watch then checks for its replacement at `new`."""
+        """Mark the server at the URL `old` as lost, and replace its URL with `new`, which `watch` then checks."""
         for server in self.servers:
             if server.client.url == old:
                 self.lose(server)
                 server.move(new)
 
     def lose(self, server: Server) -> None:
-        """Mark a server as lost and send it nothing more.
+        """Mark a server as lost, so that it gets no more requests.
 
-        Its pending requests fail at once, and can be sent to other servers.
+        Its pending requests fail at once, so they can be sent to other servers.
         """
         if server.alive:
             self.counts.lost_servers += 1
@@ -271,13 +278,14 @@ class Fleet:
             server.client.close()
 
     async def _revive(self, server: Server) -> None:
-        """Load the current policy into a lost server and use it again, if it serves requests."""
+        """Load the current policy into a lost server and mark it as available, if it serves requests again."""
         with suppress(ConnectionError, EngineError, ValueError):
             if server.process is not None and server.process.ended:
                 await self._restart(server)
             if server.paused:
                 await server.resume()
-            # /ready alone isn't enough: if the scheduler hung, it must first show that it samples.
+            # A response from /ready isn't enough, because the scheduler may have hung: the server must also sample an
+            # id.
             if not (await server.samples(self.config.stall_s) and await server.ready(self.config.health_s) == 200):
                 return
             await _unload(server, sorted(server.adapters))  # It may still have these adapters.
@@ -329,7 +337,7 @@ class Fleet:
                 pause_s = min(2 * pause_s, self.config.health_s)
 
     async def _watch_samples(self, server: Server) -> None:
-        """Mark the server as lost if it responds but doesn't sample, unless it was paused."""
+        """Mark a server as lost if it responds to health checks but doesn't sample, unless it is paused."""
         while True:
             await asyncio.sleep(self.config.health_s)
             if not server.alive or server.paused or not self.open.is_set():

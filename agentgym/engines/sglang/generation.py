@@ -1,4 +1,4 @@
-"""One call of `generate`: its requests, the ids sampled so far, and the failed attempts."""
+"""One call of `generate`: its requests, the ids that they sampled, and their failed attempts."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ from agentgym.types.completion import Completion, FinishReason, Sampling, Versio
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """One request in flight: a whole turn, or the rest of one."""
+    """One request in flight, which samples a whole turn, or the rest of a turn that another request began."""
 
     rid: str
     server: Server
@@ -41,23 +41,25 @@ class Generation:
     sampling: Sampling
     seed: int
     sampled: tuple[Completion, ...] = ()
-    """Ids that the earlier requests sampled, one nonempty completion per request."""
+    """The ids sampled so far: one nonempty completion for each finished request."""
     piece: Piece | None = None
     overtaken: bool = False
-    """Whether the request in flight was aborted because the weights changed. The turn then continues."""
+    """Whether the request in flight was aborted because the weights changed. Another request then continues the
+    turn.
+    """
     ending: Literal["keep", "drop"] | None = None
-    """Set by an abort: whether to keep or drop the sampled ids."""
+    """Whether an abort keeps or drops the sampled ids; None if the turn wasn't aborted."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set together with `ending`, so that a turn that waits for a server can stop waiting."""
 
     def end(self, how: Literal["keep", "drop"]) -> None:
-        """End the turn, and keep or drop the sampled ids."""
+        """Abort the turn, and either keep or drop the sampled ids."""
         self.ending = how
         self.ended.set()
 
     @property
     def context(self) -> Prompt:
-        """The prompt of the next request."""
+        """The prompt of the next request: the turn's prompt, followed by the ids sampled so far."""
         if not self.sampled:
             return self.prompt
         return self.prompt.then([token_id for part in self.sampled for token_id in part.token_ids.tolist()])
@@ -73,7 +75,10 @@ class Generation:
             self.sampled += (piece,)
 
     def completion(self, finish_reason: FinishReason, version: int) -> Completion:
-        """Return all sampled ids, or an empty completion of `version` if there are none or they are dropped."""
+        """Return all sampled ids as one completion.
+
+        If there are none, or if they are dropped, the completion is empty and has the policy version `version`.
+        """
         if self.ending == "drop" or not self.sampled:
             return empty(version)
         return Completion(
@@ -107,13 +112,15 @@ def empty(version: int) -> Completion:
 _TRIES = 2
 """Number of connection failures after which a request stops trying a server."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-"""Seconds between two attempts. Each pause is twice the previous one."""
+"""The shortest and the longest pause between two attempts, in seconds. Each pause is twice as long as the previous
+one.
+"""
 
 
 class Attempts:
-    """A request's failed attempts.
+    """The failed attempts of one request, which decide which servers it may try next and how long it waits.
 
-    While no server can accept the request, it waits for at most `wait_s` seconds in total, and then fails.
+    While no server accepts the request, it waits for at most `wait_s` seconds in total, and then fails.
     """
 
     def __init__(self, what: str, servers: Sequence[Server], *, wait_s: float) -> None:
@@ -144,9 +151,10 @@ class Attempts:
             self._failures[server] += _TRIES if isinstance(error, Unavailable) else 1
 
     async def wait(self, nobody: EngineError, ended: asyncio.Event | None = None) -> None:
-        """Pause before the next attempt, or until `ended` is set. Each pause is longer than the previous one.
+        """Pause before the next attempt. The pause ends early if `ended` is set.
 
-        The rollout's time limits are suspended meanwhile, because the rollout isn't at fault for the wait.
+        Each pause is longer than the one before. The rollout's time limits are suspended meanwhile, because the
+        rollout isn't at fault for the wait.
 
         Raises:
             EngineError: If no server can come back, or the time is up. The message also contains the last failure, if

@@ -1,7 +1,7 @@
-"""JSON over HTTP/1.1 without a client library, with one keep-alive connection for each request in flight.
+"""JSON over HTTP/1.1 without an HTTP library, on one keep-alive connection for each request in flight.
 
-A request is written in one call, its response is parsed as it arrives (`HttpLink`), and the caller awaits one future.
-The client is meant for inference servers: no redirects, cookies, compression or proxies.
+Each request is written in one call, and its response is parsed as it arrives (`HttpLink`). The caller awaits a single
+future. The client is meant for inference servers, so it supports no redirects, cookies, compression or proxies.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ with suppress(ImportError):  # Optional; if it is installed, decoding takes a fi
     _fast = importlib.import_module("orjson").loads
 
 _IDLE_S = 2.0
-"""Maximum seconds that a connection may be idle and still be reused. Servers close idle connections after 5 s, and a
-request must not be sent on a connection that is being closed.
+"""Maximum number of seconds for which a connection may be idle and still be reused. Servers close idle connections
+after 5 s, and a request must not be sent on a connection that is being closed.
 """
 
 encoded = json.JSONEncoder(separators=(",", ":")).encode
@@ -30,7 +30,10 @@ encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Answer(NamedTuple):
-    """An HTTP status and a body: decoded if it is JSON, else text, or None if it is empty."""
+    """The status and the body of an HTTP response.
+
+    The body is a decoded value if it is JSON, otherwise text, or None if it is empty.
+    """
 
     status: int
     body: Any
@@ -134,7 +137,7 @@ class JsonClient:
         return Answer(status, _decoded(content))
 
     def _fresh(self) -> HttpLink | None:
-        """Return the most recently used connection that is fresh enough, or None."""
+        """Return the idle connection that was used last, or None if none was used recently enough."""
         oldest = monotonic() - _IDLE_S
         while self._idle:
             link = self._idle.pop()
@@ -148,7 +151,7 @@ class JsonClient:
         try:
             async with asyncio.timeout(self._connect_s) as limit:
                 _, link = await loop.create_connection(lambda: HttpLink(loop), self._host, self._port, ssl=self._tls)
-        except TimeoutError:  # our timeout, or the kernel's own limit for connecting
+        except TimeoutError:  # either our own timeout or the kernel's limit for connecting
             if not limit.expired():
                 raise
             raise ConnectionError(f"no connection within {self._connect_s:g} s") from None

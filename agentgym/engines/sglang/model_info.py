@@ -1,4 +1,4 @@
-"""Facts about a served model that its client needs, read from the model's files."""
+"""Facts about a served model that the engine needs, read from the model's files."""
 
 import json
 from dataclasses import dataclass, replace
@@ -21,13 +21,15 @@ class ModelFacts:
     vocabulary: int
     """Number of ids. An id outside 0 .. vocabulary - 1 would crash the server."""
     stop_ids: tuple[int, ...]
-    """The ids that end a turn, from the tokenizer and from the model's generation config, or else from its config."""
+    """The ids that end a turn: those of the tokenizer, and those of the model's generation config. If the generation
+    config has none, those of the model's config.
+    """
 
 
 def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFacts:
-    """Return the facts about a model, given as a folder or hub name.
+    """Return the facts about a model, which is given as a folder or hub name.
 
-    If `tokenizer` is given, the model's own isn't loaded.
+    If `tokenizer` is given, the model's own tokenizer isn't loaded.
     """
     with needs_extra():
         from transformers import AutoConfig, GenerationConfig
@@ -49,7 +51,7 @@ def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFact
 
 
 def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) -> None:
-    """Raise ValueError if a server serves a local folder whose model has a different vocabulary."""
+    """Raise ValueError if the model that a server serves is in a local folder and has a different vocabulary."""
     if str(model) == served_model or not (Path(served_model) / "config.json").is_file():
         return
     with needs_extra():
@@ -57,8 +59,8 @@ def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) ->
     other = int(AutoConfig.from_pretrained(served_model).get_text_config().vocab_size)
     if other != vocabulary:
         raise ValueError(
-            f"model: {str(model)!r} has a vocabulary of {vocabulary}, but the server serves {served_model!r} with "
-            f"a vocabulary of {other}"
+            f"model: {str(model)!r} has a vocabulary of {vocabulary} ids, but the server serves {served_model!r} with "
+            f"a vocabulary of {other} ids"
         )
 
 
@@ -75,7 +77,7 @@ def _as_set(ids: Any) -> set[int]:
 
 
 def served(adapter: Adapter) -> Adapter:
-    """Return the adapter adjusted for a server, which always scales by alpha / r.
+    """Return the adapter adjusted for a server, which always scales adapters by alpha / r.
 
     Raises:
         ValueError: If SGLang can't serve the adapter.

@@ -1,7 +1,7 @@
-"""Prompts of requests: validated ids and their JSON.
+"""The prompts of requests: validates their ids and encodes these as JSON.
 
-A session's prompt usually begins with its previous one, so only the new ids are validated and encoded. With a
-thousand ids, processing all of them would cost more than the rest of a request.
+A session's prompt usually begins with its previous prompt, so only the new ids are validated and encoded. For a
+prompt of a thousand ids, processing all of them would cost more than the rest of a request.
 """
 
 import importlib
@@ -13,11 +13,15 @@ from typing import TypeGuard
 import numpy as np
 
 BLOCK = 32
-"""Number of ids in a block. Prefixes are compared block by block, so a prefix shorter than a block doesn't count."""
+"""Number of ids in a block. Prefixes are compared block by block, so a shared prefix shorter than a block isn't
+noticed.
+"""
 _ID = 8
 """Bytes per id."""
 _OPENINGS = 16
-"""Number of cached first prompts of sessions. The rollouts of a group start with the same prompt, one after another."""
+"""Number of first prompts of sessions that are cached. The rollouts of a group start with the same prompt, one after
+another.
+"""
 
 
 def _plainly(ids: list[int]) -> bytes:
@@ -30,14 +34,14 @@ with suppress(ImportError):  # Optional; if it is installed, encoding takes a te
 
 
 class Prompt:
-    """A prompt's ids, and their text inside a JSON array. Both only grow."""
+    """The ids of a prompt, and their text inside a JSON array. More ids may be appended to both, but none change."""
 
     __slots__ = ("_blocks", "grows", "raw", "text")
 
     def __init__(self, raw: bytes | bytearray = b"", text: bytes | bytearray = b"") -> None:
         self.raw, self.text = bytearray(raw), bytearray(text)
         self.grows: array[int] | None = None
-        """The array that the ids were read from, if it only grows."""
+        """The array that the ids were read from, if ids are only ever appended to it; otherwise None."""
         self._blocks: list[int] = []
 
     def __len__(self) -> int:
@@ -50,7 +54,7 @@ class Prompt:
 
     @property
     def blocks(self) -> list[int]:
-        """For each whole block of ids, a hash of that block and all blocks before it."""
+        """One hash for each whole block of ids. It covers that block and all blocks before it."""
         blocks, raw = self._blocks, self.raw
         number = blocks[-1] if blocks else 0
         for start in range(len(blocks) * BLOCK * _ID, len(raw) - BLOCK * _ID + 1, BLOCK * _ID):
@@ -59,7 +63,7 @@ class Prompt:
         return blocks
 
     def then(self, ids: list[int]) -> "Prompt":
-        """Return the prompt with more ids appended. They must be plain integers of the vocabulary."""
+        """Return a prompt with more ids appended, which must be plain integers within the vocabulary."""
         if not ids:
             return self
         longer = Prompt(self.raw, self.text)
@@ -67,7 +71,7 @@ class Prompt:
         return longer
 
     def grow(self, raw: memoryview, ids: list[int]) -> None:
-        """Append ids, given both as a view and as a list."""
+        """Append ids to this prompt. They are passed in two forms: as a view and as a list."""
         self.raw += raw
         if self.text:
             self.text += b","
@@ -75,18 +79,19 @@ class Prompt:
 
 
 class Prompts:
-    """Each session's last prompt, until the session is released, and the first prompts of a few recent sessions."""
+    """The last prompt of each session that isn't released, and the first prompts of a few recent sessions."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
         self._last: dict[str, Prompt] = {}
         self._openings: dict[tuple[int, bytes], Prompt] = {}
-        """First prompts, by their length and last ids."""
+        """Cached first prompts, by their number of ids and their last ids."""
 
     def take(self, session: str, token_ids: Sequence[int]) -> Prompt:
-        """Return the session's next prompt. It is the same object as the last one if the ids were only appended to.
+        """Return the session's next prompt.
 
-        A view of a rollout's ids is read but not kept.
+        It is the same object as the session's last prompt if ids were only appended. If `token_ids` is a view of a
+        rollout's ids, it is read but no reference to it is kept.
 
         Raises:
             ValueError: If an id is invalid. The message names the first one.
@@ -126,33 +131,33 @@ class Prompts:
 
 
 def _begins_with(token_ids: memoryview, prompt: Prompt) -> bool:
-    """Return whether the ids begin with the prompt's ids.
+    """Return whether `token_ids` begins with the prompt's ids.
 
-    If both come from the same growing array of a rollout, only the prompt's end is compared.
+    If both come from the same growing array of a rollout, only the end of the prompt is compared.
     """
     known = len(prompt)
     array_grew = prompt.grows is not None and _growing(token_ids) is prompt.grows and len(token_ids) >= known
     first = max(known - BLOCK, 0) if array_grew else 0
-    # In this operand order the bytes are compared in one operation.
+    # With the operands in this order, Python compares the bytes in one operation.
     return prompt.raw[first * _ID :] == token_ids[first:known] if first else prompt.raw == token_ids[:known]
 
 
 def _growing(token_ids: memoryview) -> "array[int] | None":
-    """Return the array that a read-only view covers entirely, or None.
+    """Return the array of which `token_ids` is a read-only view, if the view covers it entirely, otherwise None.
 
-    Such an array only grows, see `Engine.generate`.
+    Ids are only ever appended to such an array; see `Engine.generate`.
     """
     shown = token_ids.obj
     return shown if token_ids.readonly and type(shown) is array and len(shown) == len(token_ids) else None
 
 
 def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> list[int]:
-    """Return the ids as plain integers.
+    """Return the ids as a list of plain integers.
 
     Raises:
         ValueError: If an id is invalid. The message names the first one, with its position counted from `first`.
     """
-    # NumPy's overhead would exceed the work for a turn's few ids.
+    # For the few ids of a turn, NumPy's overhead would exceed the work itself.
     plain = token_ids if type(token_ids) is list and {*map(type, token_ids)} == {int} else []
     if plain and min(plain) >= 0 and max(plain) < vocabulary:
         return plain

@@ -1,4 +1,4 @@
-"""Chooses a server for each session: one that has computed its prefix, as long as the load stays balanced."""
+"""Chooses a server for each session: one that has already computed its prefix, as long as the load stays balanced."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -8,17 +8,15 @@ from agentgym.engines.sglang.prompts import Prompt
 from agentgym.engines.sglang.server import NoServer, Server
 
 _REMEMBERED = 1 << 16
-"""Number of blocks remembered per server: the most recently computed ones, or those that a session recently started
-with.
-"""
+"""Number of prompt blocks that are remembered for each server. The least recently used blocks are forgotten first."""
 _SLACK = 4
-"""A server with this many sessions more than the least loaded one is not chosen for its prefix. The limit is half of
-the least loaded server's sessions instead, if that is more.
+"""A server with at least this many sessions more than the least loaded server isn't chosen, whatever prefix it has
+computed. The limit is half of the least loaded server's number of sessions instead, if that is more.
 """
 
 
 class _Home(NamedTuple):
-    """A session's server, its prompt, and the number of the prompt's blocks that are recorded for the server."""
+    """A session's server, its prompt, and how many of the prompt's blocks are recorded as computed by the server."""
 
     server: Server
     prompt: Prompt | None = None
@@ -39,10 +37,10 @@ class Router:
         return [server for server in self.servers if server.alive]
 
     def place(self, session: str, prompt: Prompt, *, avoid: Sequence[Server] = ()) -> Server:
-        """Return the session's server: its current one if usable, else the best one for this prompt.
+        """Return a session's server: its current one if that is usable, else the best one for this prompt.
 
-        Among the servers with few sessions, the best is the one that has computed the longest prefix of the ids. On a
-        tie, it is the least loaded one.
+        Servers with many more sessions than the least loaded one are left out. Of the others, the best server is the
+        one that has computed the longest prefix of the prompt. On a tie, it is the least loaded one.
 
         Raises:
             NoServer: If no server is left.
@@ -85,12 +83,12 @@ class Router:
         return min(near, key=lambda server: (-self._known(server, prompt.blocks), count[server]))
 
     def _known(self, server: Server, blocks: Sequence[int]) -> int:
-        """Return the number of leading blocks that the server has seen."""
+        """Return how many of these blocks, counted from the first, the server has computed."""
         seen = self._seen[server]
         return next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
 
     def _remember(self, session: str, home: _Home, prompt: Prompt) -> None:
-        """Record the blocks that this session hasn't recorded for the server yet."""
+        """Record the blocks of a session's prompt for its server, except those already recorded for the session."""
         blocks, seen = prompt.blocks, self._seen[home.server]
         for block in blocks[home.noted if home.prompt is prompt else 0 :]:
             seen[block] = None

@@ -1,4 +1,4 @@
-"""One SGLang server: a client of its endpoints that validates the responses."""
+"""One SGLang server: sends requests to its endpoints and validates the responses."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
@@ -25,17 +25,19 @@ from agentgym.types.arrays import Floats
 from agentgym.types.completion import Completion, Sampling
 
 _CONTROL_S = 60.0
-"""Seconds for a request that samples nothing."""
+"""Timeout, in seconds, of a request that samples nothing."""
 _LOAD_S = 600.0
-"""Seconds for loading or unloading an adapter. Unloading waits for the requests that use it."""
+"""Timeout, in seconds, of loading or unloading an adapter. The server unloads it after the last request that uses
+it.
+"""
 _SCORED_AT_ONCE = 64
-"""Number of positions that one request scores by sampling."""
+"""Maximum number of positions that one request scores by sampling after each of them."""
 _IDLE_S = 0.05
 """Seconds between two checks of whether a server is idle."""
 _AGAIN_S = 0.5
 """Seconds between two checks of whether a server samples."""
 _COME_BACK = (429, 502, 503, 504)
-"""Statuses of a server, or of a gateway in front of it, for which the same request may succeed later."""
+"""HTTP statuses, of a server or of a gateway in front of it, after which the same request may succeed later."""
 
 
 class Ask(NamedTuple):
@@ -61,33 +63,34 @@ class Ask(NamedTuple):
 
 
 class Unavailable(EngineError):
-    """The server failed to respond to the request; another one might succeed."""
+    """A server failed to respond to a request. Another server may succeed."""
 
 
 class NoServer(EngineError):
-    """No server is left that could respond."""
+    """All servers that could respond are lost or were already tried."""
 
 
 class Busy(Unavailable):
-    """The server can't respond now, but might later."""
+    """A server can't respond now, but it may later."""
 
 
 class Server:
-    """One server's endpoints.
+    """Client of one server's endpoints.
 
-    Methods raise ConnectionError if the server can't be reached, Busy if it reports that it can't serve now,
-    Unavailable if it fails, and EngineError for every other refusal and for a response with an invalid format.
+    Methods raise ConnectionError if the server can't be reached, Busy if it reports that it can't serve now, and
+    Unavailable if it fails. They raise EngineError for every other refusal, and for a response with an invalid
+    format.
     """
 
     def __init__(self, url: str, process: ServerProcess | None = None, *, api_key: str | None = None) -> None:
         self.client, self.process, self._api_key = JsonClient(url, api_key=api_key), process, api_key
         self.alive = True
         self.paused = False
-        """Whether the server was paused and not yet resumed."""
+        """Whether the server was paused and hasn't been resumed since."""
         self.adapters: set[str] = set()
-        """Names of the adapters that the server was told to load and may still have."""
+        """Names of the adapters that this client had the server load, and that may still be loaded."""
         self.tp = 1
-        """Number of processes among which the weights are split. Each gets a copy of every upload."""
+        """Number of processes among which the server's weights are split. Each process gets a copy of every upload."""
         self._loaded: set[str] = set()
         self._weights: str | None = ""
         """Name of the last pushed weights; empty for the model's original ones, None if a push failed midway."""
@@ -108,13 +111,16 @@ class Server:
         self.forget()
 
     def forget(self) -> None:
-        """Record that the server was restarted, so it has its model's original weights and no adapter."""
+        """Record that the server was restarted, after which it has its model's original weights and no adapters."""
         self.adapters.clear()
         self._loaded.clear()
         self._weights, self.paused = "", False
 
     def doubt(self) -> None:
-        """Record that the server was unreachable. It may have been restarted, so its policies must be queried again."""
+        """Record that the server was unreachable, so it may have been restarted.
+
+        It must then be asked again which policies it has.
+        """
         self._loaded.clear()
         self._weights = None
 
@@ -129,9 +135,9 @@ class Server:
         return facts
 
     async def ready(self, timeout_s: float) -> int | None:
-        """Return the status of /ready, or None without a response.
+        """Return the HTTP status of /ready, or None if there is no response.
 
-        It is 200 if the server accepts requests, but not while it is paused.
+        It is 200 if the server accepts requests, but not while the server is paused.
         """
         try:
             return (await self.client.get("/ready", timeout_s=timeout_s)).status
@@ -139,9 +145,10 @@ class Server:
             return None
 
     async def samples(self, timeout_s: float) -> bool:
-        """Return whether the server samples an id within this time.
+        """Return whether the server can sample one id within `timeout_s` seconds.
 
-        Its scheduler may hang while its HTTP part responds. A server without this health check counts as sampling.
+        The scheduler may hang while the HTTP part still responds. A server that doesn't have this health check counts
+        as sampling.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -158,15 +165,16 @@ class Server:
         except WireError as error:
             raise EngineError(f"{self}: {error}") from error
         body = answer.body if answer.status == 200 else self._checked("/generate", answer)
-        # With an adapter, the adapter is the policy, and the reported name is only that of the base weights.
+        # With an adapter, the reported name of the weights is that of the base weights, not of the policy.
         named = ask.policy.lora is None
         return completion_of(body, ask.policy.version, named=named, ours=self._first_weights)
 
     async def score(self, token_ids: Sequence[int], sampling: Sampling, policy: PolicyVersion) -> Floats:
-        """Return the log-probability of each id except the first, as `generate` would report it."""
+        """Return the log-probability of each id except the first, with the value that `generate` would report."""
         if sampling.temperature in (0.0, 1.0):
             return await self._score_prompt(token_ids, policy)
-        # The server scales a sampled position's log-probabilities by the temperature, but never a prompt's.
+        # The server applies the temperature to the log-probabilities of sampled positions, but never to those of a
+        # prompt.
         starts = range(1, len(token_ids), _SCORED_AT_ONCE)
         parts = [await self._score_draws(token_ids, start, sampling, policy) for start in starts]
         return np.concatenate(parts)
@@ -186,7 +194,10 @@ class Server:
     async def _score_draws(
         self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: PolicyVersion
     ) -> Floats:
-        """Score the ids from `start` on, sampling once after each prefix to get the next id's log-probability."""
+        """Score the ids from index `start` on.
+
+        The server samples once after each prefix, and reports the log-probability of the next id there.
+        """
         ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
         payload = {
             "input_ids": [list(token_ids[:end]) for end in ends],
@@ -216,24 +227,27 @@ class Server:
         self.paused = False
 
     async def load(self, policy: PolicyVersion, payload: Payload | None) -> None:
-        """Load a policy, unless the server already has it or needs no upload for it.
+        """Load a policy into the server.
+
+        This does nothing if the server already has the policy, or if `payload` is None because it needs no upload.
 
         Raises:
-            ValueError: If the policy doesn't fit.
+            ValueError: If the policy doesn't fit the server's model or settings.
         """
         if payload is None or self.holds(policy):
             return
         if policy.lora is None:
             await self._load_weights(policy, payload)
             return
-        # Recorded before the request: if the connection breaks, the server may or may not have loaded it.
+        # Recorded before the request: if the connection breaks, it is unknown whether the server has loaded the
+        # adapter.
         self.adapters.add(policy.lora)
         for path, body in payload.requests(self.tp):
             self._taken(await self._try(path, body, _LOAD_S))
         self._loaded.add(policy.lora)
 
     async def _load_weights(self, policy: PolicyVersion, payload: Payload) -> None:
-        """Replace the server's weights, bucket by bucket."""
+        """Replace the server's weights, with one request for each bucket of tensors."""
         await self.idle()
         self._weights = None
         self._taken(await self._try("/begin_weight_update", {}, _LOAD_S))
@@ -247,9 +261,10 @@ class Server:
         self._weights = policy.weights
 
     async def idle(self) -> None:
-        """Wait until nothing is being sampled, and clear the KV cache.
+        """Wait until the server samples nothing, and clear its KV cache.
 
-        A finished request may still be in the scheduler, and a server that is then told to release memory crashes.
+        A request that has finished may still be in the scheduler. If the server is told to release its memory then,
+        it crashes.
 
         Raises:
             ConnectionError: If this takes too long.
@@ -268,11 +283,11 @@ class Server:
             raise ValueError(f"adapter: {self} rejected it: {reason_of(answer)}")
 
     def holds(self, policy: PolicyVersion) -> bool:
-        """Return whether the server can sample from a policy, as far as the client knows."""
+        """Return whether the server can sample from a policy, to the knowledge of this client."""
         return policy.lora in self._loaded if policy.lora is not None else policy.weights == self._weights
 
     async def pull(self, policy: PolicyVersion) -> bool:
-        """Return whether the server has a policy that another client pushed, and if so, record it."""
+        """Return whether the server has a policy that another client pushed. If it does, record this."""
         if policy.lora is None:
             if policy.weights and not await self._serves(policy.version):
                 return False
@@ -285,9 +300,9 @@ class Server:
         return True
 
     async def _serves(self, version: int) -> bool:
-        """Return whether the last pushed weights have this version.
+        """Return whether the weights that were last pushed to the server have this version.
 
-        A server that doesn't report its version is assumed to have it.
+        A server that doesn't report a version is assumed to have it.
         """
         answer = await self._wired(self.client.get("/model_info", timeout_s=_CONTROL_S))
         said = answer.body.get("weight_version") if isinstance(answer.body, dict) else None
@@ -341,7 +356,7 @@ class Server:
 
 @lru_cache
 def _written(sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
-    """Return the settings that a run's requests share, as the inside of a JSON object."""
+    """Return the settings that all requests of a run share, encoded as the inside of a JSON object."""
     part: dict[str, Any] = {"top_p": sampling.top_p, "min_p": sampling.min_p}
     if sampling.top_k is not None:
         part["top_k"] = sampling.top_k
@@ -351,9 +366,9 @@ def _written(sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """Return all settings that change the distribution.
+    """Return all settings that change the distribution that is sampled from.
 
-    They are all explicit, because a server may take different defaults from the model's files.
+    None is left out, because a server may take different defaults from the model's files.
     """
     plain = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
     return plain | {"temperature": sampling.temperature, "frequency_penalty": 0.0, "presence_penalty": 0.0}

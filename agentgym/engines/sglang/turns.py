@@ -1,4 +1,4 @@
-"""The turns of an engine: each is a sequence of requests to any server that can respond."""
+"""The turns of an engine: each is sampled by a sequence of requests, to any server that can respond."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,11 +17,11 @@ from agentgym.errors import EngineError
 from agentgym.types.completion import Completion
 
 _AGAIN_S = 0.2
-"""Seconds between two aborts of one request. An abort that reaches the server before its request has no effect."""
+"""Seconds before an abort is repeated. An abort that reaches the server before the request itself has no effect."""
 
 
 class Turns:
-    """The turns being sampled.
+    """The turns that are being sampled.
 
     If a request is aborted because the weights changed, another request continues its turn.
     """
@@ -30,7 +30,7 @@ class Turns:
         self._fleet, self._opened = fleet, opened
         self._turns: dict[str, Generation] = {}
         self._name = uuid4().hex
-        """Prefix of this engine's request ids, because several engines may use one server."""
+        """Prefix of this engine's request ids, which sets them apart from those of other engines on the same server."""
         self._background: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class Turns:
             del self._turns[turn.session]
 
     async def abort(self, session: str, *, keep: bool) -> None:
-        """End a session's turn, if it has one, and keep or drop the sampled ids."""
+        """Abort a session's turn, if it has one, and either keep or drop the ids sampled so far."""
         turn = self._turns.get(session)
         if turn is None:
             return
@@ -99,9 +99,9 @@ class Turns:
             await asyncio.wait(tasks)
 
     async def _piece(self, turn: Generation, policy: PolicyVersion) -> Completion:
-        """Return one request's completion from any server.
+        """Send one request, if necessary to several servers in turn, and return its completion.
 
-        It is empty if the turn is ended or the policy changes before a request succeeds.
+        The completion is empty if the turn is aborted or the policy changes before an attempt succeeds.
         """
         attempts: Attempts | None = None  # None until an attempt fails
         while turn.ending is None and policy is self._fleet.policy:
@@ -134,8 +134,9 @@ class Turns:
         return empty(policy.version)
 
     def _begun(self, turn: Generation, policy: PolicyVersion, server: Server, facts: ModelFacts) -> Ask:
-        """Return a new request to a server. `turn.piece` refers to the request while it is in flight."""
-        # All ids have the same length, because a server aborts every request whose id starts with the aborted one.
+        """Create the next request of a turn. While the request is in flight, `turn.piece` refers to it."""
+        # All request ids have the same length, because a server aborts every request whose id starts with the given
+        # one.
         turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests:012d}", server)
         self._fleet.counts.requests += 1
         sampling, stop_ids = turn.sampling, facts.stop_ids
@@ -145,13 +146,13 @@ class Turns:
         return Ask(turn.context, turn.piece.rid, turn.room, sampling, turn.seed, stop_ids, policy)
 
     def _over(self, turn: Generation) -> None:
-        """Mark the request in flight as ended."""
+        """Record that the turn's request is no longer in flight."""
         if turn.piece is not None:
             turn.piece.done.set()
             turn.piece = None
 
     async def _end(self, piece: Piece) -> None:
-        """Abort a request, and return when it has ended."""
+        """Abort a request, repeatedly if necessary, and return when it has ended."""
         while True:
             with suppress(ConnectionError, EngineError):
                 await piece.server.abort(piece.rid)

@@ -1,8 +1,9 @@
-"""Continuous batching: selects the rows that the next forward pass computes, and reuses KV.
+"""Continuous batching: chooses the turns that each forward pass computes, and reuses their KV (keys and values).
 
-A session keeps its slot between turns, and the KV of the ids that its new prompt still begins with. A new session
-copies the KV of a prefix that it shares with another slot, or waits while another slot computes that prefix. Rows
-that decode together read the KV of a shared prefix once.
+Each turn that is being sampled has a slot: a row of ids, with memory for their KV. A session keeps its slot between
+turns. If its new prompt begins with the same ids as before, their KV is reused. A new session copies the KV of a
+prefix that it shares with another slot, or waits while another slot computes that prefix. Rows that decode together
+read the KV of a shared prefix only once.
 """
 
 import random
@@ -28,12 +29,14 @@ Settle: TypeAlias = Callable[[object], None]
 """Called once with a request's Completion, or with the exception that ended it."""
 
 _SHARED = 16
-"""Shortest prefix, in ids, that is shared. Waiting for a shorter one costs more than computing it."""
+"""Shortest prefix, in ids, that is shared between slots. Waiting for a shorter one costs more than computing it."""
 _PATIENCE = 4
-"""Number of decode steps that a few prefilling rows wait for more rows to prefill with. Many rows don't wait."""
+"""Number of decode steps for which a few rows with prompts to compute (prefill) wait for more such rows. Many rows
+don't wait.
+"""
 _NARROW = 32
-"""Width up to which rows of different widths are padded, because padding is then cheaper than a separate forward
-pass.
+"""Number of ids up to which rows with different numbers of ids are padded to the same width. Padding is then cheaper
+than a separate forward pass.
 """
 
 
@@ -74,14 +77,19 @@ class Request:
     slot: int = -1
     """The request's slot; -1 while it waits for one."""
     donor: "Request | None" = None
-    """The request that computes a prefix of this one, while this one waits for it."""
+    """Another request that is computing a prefix of this one's ids, while this one waits for it; None if it doesn't
+    wait.
+    """
     shared: int = 0
     """Length in ids of the prefix that `donor` computes."""
     versions: list[Version] = field(default_factory=list)
 
 
 class Batcher:
-    """Settles every submitted request exactly once. It has no thread or event loop: call `step` while it is `busy`."""
+    """Settles every submitted request exactly once: with a completion or an exception.
+
+    It has no thread and no event loop. Its owner must call `step` as long as it is `busy`.
+    """
 
     def __init__(self, policy: InferenceModel, *, slots: int, prefill_tokens: int, stop_ids: frozenset[int]) -> None:
         self.policy = policy
@@ -122,14 +130,17 @@ class Batcher:
             self._bind(request, slot)
 
     def cancel(self, request: Request) -> None:
-        """Forget a request. Its slot is free from the next step on, and its session keeps the KV."""
+        """Drop a request without a result. From the next step on, its slot is free.
+
+        The session keeps the KV until the slot gets another session.
+        """
         if self._live.get(request.session) is request:
             self._leave(request)
 
     def release(self, session: str) -> None:
-        """Forget a session, failing its request if it has one.
+        """Forget a session. If it has a pending request, the request fails.
 
-        Its slot is the next one to be reassigned. Until then other sessions can copy its KV.
+        The session's slot is the next one to be reassigned. Until then, other sessions can copy its KV.
         """
         request = self._live.get(session)
         if request is not None:
@@ -141,13 +152,16 @@ class Batcher:
             self._idle.move_to_end(slot, last=False)
 
     def load_adapter(self, adapter: Adapter | None, version: int) -> None:
-        """Change the weights. Turns with sampled ids continue with their KV; all other KV is invalid from now on."""
+        """Change the weights by loading an adapter. Turns that have sampled ids continue with their KV.
+
+        All other KV is invalid from now on.
+        """
         if self._merger.load(adapter):
             self.policy.reread()
         self._swap(version)
 
     def load_weights(self, weights: ModelWeights, version: int) -> None:
-        """Change the weights to another model's weights of the same shapes, as `load_adapter` does."""
+        """Replace the weights with those of another model of the same shapes. KV is treated as in `load_adapter`."""
         self._merger.load_weights(weights)
         self.policy.reread()
         self._swap(version)
@@ -162,19 +176,19 @@ class Batcher:
             if not sampled:
                 self._start(request)
             elif request.versions[-1].version != version:
-                # Weights that were replaced before any id was sampled from them get no span.
+                # A span is the ids sampled under one version. A version from which no id was sampled gets none.
                 spans = [span for span in request.versions if span.start < sampled]
                 request.versions = [*spans, Version(sampled, version)]
 
     def fail_all(self, reason: Callable[[], Exception]) -> None:
-        """Settle every request with a new exception from `reason`."""
+        """Settle every request with an exception. `reason` is called once per request to create it."""
         live = list(self._live.values())
         self._live.clear()
         for request in live:
             request.settle(reason())
 
     def step(self) -> None:
-        """Admit the requests that fit, then run one forward pass."""
+        """Give slots to the waiting requests, as long as there are slots, then run one forward pass."""
         self._serve_followers()
         while self._queue and self._idle:
             self._admit(self._queue.popleft())
@@ -189,10 +203,10 @@ class Batcher:
             self._advance(one, np.ones_like(one))
 
     def _prefill_is_due(self, decoding: int, prefilling: int) -> bool:
-        """Return whether to prefill now.
+        """Return whether to compute prompts (prefill) in this step, instead of sampling (decoding).
 
-        While other rows decode, prefills never run twice in a row. Many rows prefill soon, a few wait a little for
-        more.
+        While some rows decode, no two steps in a row prefill. If many rows have prompts to compute, they prefill
+        after one decode step. A few rows wait a little longer, so that others can join them.
         """
         if not decoding:
             return True
@@ -200,9 +214,9 @@ class Batcher:
         return waited > 0 and (3 * prefilling >= decoding or waited >= _PATIENCE)
 
     def _prefill_rows(self, many: Ints, todo: Ints) -> tuple[Ints, Ints]:
-        """Return the rows to prefill, and how many ids of each fit the budget.
+        """Choose the rows to prefill. Return them, and how many ids of each row fit the budget.
 
-        They are the longest-waiting row and the rows that need little padding next to it.
+        They are the row that has waited longest, and other rows that need little padding to be computed with it.
         """
         first_come = many[np.argsort(self._slots.order[many])]
         limit = min(max(int(todo[first_come[0]]), _NARROW), self._prefill_tokens)
@@ -212,7 +226,7 @@ class Batcher:
         return rows, np.minimum(todo[rows], limit)
 
     def _advance(self, rows: Ints, width: Ints) -> None:
-        """Compute these rows' next ids, and sample for the rows whose ids are all computed."""
+        """Compute the next `width` ids of these rows, and sample for each row whose ids are then all computed."""
         began = perf_counter()
         slots = self._slots
         start = slots.filled[rows]
@@ -258,7 +272,7 @@ class Batcher:
                 self._finish(row, reason)
 
     def _stop_text(self, slot: int) -> FinishReason | None:
-        """Return the finish reason if the request's stop texts end it after its last id, else None."""
+        """Return the finish reason if the last id completes one of the request's stop texts, else None."""
         request = self._requests[slot]
         assert request is not None
         if request.stops is None:
@@ -295,7 +309,7 @@ class Batcher:
             self._followers.remove(request)
 
     def _admit(self, request: Request) -> None:
-        """Give a new session a free slot, or else the slot that has been idle longest."""
+        """Give a new session a free slot or, if there is none, the slot that has been idle longest."""
         slot, evicted = self._idle.popitem(last=False)
         if evicted is not None:
             del self._sessions[evicted]
@@ -311,11 +325,14 @@ class Batcher:
         self._start(request)
 
     def _start(self, request: Request, *, may_wait: bool = True) -> None:
-        """Start a request from KV in any slot, or let it wait for a donor that will compute a longer prefix."""
+        """Start a request with the longest prefix whose KV is in any slot, or let it wait for a longer one.
+
+        It waits if another request (the donor) is about to compute the KV of a longer shared prefix.
+        """
         kept = self._slots.begin(request.slot, request.token_ids)
         request.donor = None
         request.versions = [Version(0, self.version)]
-        if may_wait:  # otherwise it is a restart, which was already counted
+        if may_wait:  # otherwise the request starts a second time, after a wait, and was already counted
             self.stats.kept_tokens += kept
         if len(request.token_ids) - 1 - kept < _SHARED:
             return
@@ -331,13 +348,16 @@ class Batcher:
         self._followers.append(request)
 
     def _serve_followers(self) -> None:
-        """Copy KV from donors that have computed enough. If a donor has left, start from the available KV."""
+        """Copy KV to the waiting requests whose donor has computed enough.
+
+        If the donor's turn has ended early, the waiting request starts with the KV that is available.
+        """
         waiting, self._followers = self._followers, []
         for request in waiting:
             donor = request.donor
             assert donor is not None
             if self._requests[donor.slot] is not donor:
-                # It must not wait again: a request that started later may be waiting for this one.
+                # It must not wait again: it could wait for a later request that in turn waits for it.
                 self._start(request, may_wait=False)
             elif self._slots.filled[donor.slot] >= request.shared:
                 request.donor = None
@@ -347,7 +367,7 @@ class Batcher:
                 self._followers.append(request)
 
     def _take(self, request: Request, donor: Donor) -> None:
-        """Copy another slot's KV, starting where this row's KV ends."""
+        """Copy the KV of the shared prefix from the donor's slot, except the beginning that this slot already has."""
         began = perf_counter()
         start = int(self._slots.filled[request.slot])
         self.policy.copy(donor.slot, request.slot, slice(start, donor.shared))

@@ -59,8 +59,9 @@ class TransformersConfig:
 
 class _Command(NamedTuple):
     run: Callable[["Batcher"], object]
-    """A function that the engine's thread calls between two steps. It returns `_LATER` if a later step settles the
-    command.
+    """A function that the engine's thread calls between two steps.
+
+    It returns `_LATER` if its result isn't known yet, and a later step reports it.
     """
     settle: Callable[[object], None]
 
@@ -93,9 +94,9 @@ class TransformersEngine:
         self._config = config or TransformersConfig()
         self._tokenizer = tokenizer
         self._adapter = ""
-        """The adapter's folder; "" for no adapter, and for one that wasn't loaded from a folder."""
+        """Folder of the loaded adapter; "" if there is no adapter, or if it wasn't loaded from a folder."""
         self._weights = self._policy = ""
-        """Digests of the model as it was loaded, and of the current adapter or weights."""
+        """Digests of the model as it was first loaded, and of the adapter or weights loaded since."""
         self._inbox: SimpleQueue[_Command | None] = SimpleQueue()
         self._batcher: Batcher | None = None
         self._thread: threading.Thread | None = None

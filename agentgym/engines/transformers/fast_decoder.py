@@ -1,8 +1,8 @@
-"""Dense decoders that bypass their modules, because most of a small model's step is Python overhead.
+"""Dense decoders that bypass the model's own modules, because most of a small model's step is Python overhead.
 
-Llama, Mistral, Qwen2 and Qwen3 are the same computation, with or without biases and with or without norms of queries
-and keys. Their own modules take five times as many calls for it. The weights stay the model's tensors, so merged
-adapters take effect and nothing is copied.
+Llama, Mistral, Qwen2 and Qwen3 do the same computation, with or without biases, and with or without norms of queries
+and keys. Their own modules need five times as many calls for it. The weights are still the model's own tensors, so
+merged adapters take effect and nothing is copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from torch.nn import functional
 from agentgym.engines.transformers.shared_prefix import Prefix
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
-"""Supported model types. The caller must still check the result against the model's own logits."""
+"""Supported model types. The caller must still compare the results with those of the model itself."""
 
 Update: TypeAlias = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""Takes new keys and values [rows, heads, width, dim] and the layer's index, and returns all keys and values that may
-be attended to.
+"""A function that stores new keys and values [rows, heads, width, dim], given the layer's index, and returns all keys
+and values that may be attended to.
 """
 
 
@@ -33,9 +33,10 @@ def dense(model: Any, context: int) -> "Dense | None":
 
 
 class Dense:
-    """Computes a decoder's last hidden states, after the final norm, as [rows, width, hidden].
+    """A fast decoder: computes the last hidden states, after the final norm, as [rows, width, hidden].
 
-    A call takes ids, their positions, and a mask [rows, 1, width, reach].
+    A call takes the ids, their positions, and a mask [rows, 1, width, reach] that is true for the columns to attend
+    to.
     """
 
     def __init__(self, decoder: Any, context: int) -> None:
@@ -45,7 +46,7 @@ class Dense:
         positions = torch.arange(context, device=self._embedding.device)[None]
         cos, sin = (turn[0] for turn in decoder.rotary_emb(self._embedding, positions))
         half = sin.shape[-1] // 2
-        # Rotary embedding swaps a vector's halves and negates one of them. Here the sine is negated instead.
+        # Rotary embedding swaps a vector's halves and negates one. Here, half of the sine is negated instead.
         self._turns = torch.stack([cos, torch.cat([-sin[:, :half], sin[:, half:]], -1)], 1)
 
     def __call__(
@@ -71,7 +72,10 @@ class _Norm:
 
 
 class _Layer:
-    """One decoder layer. Matrices with the same input are joined, and the modules keep views of their parts."""
+    """One decoder layer.
+
+    Weight matrices that have the same input are joined into one. The modules keep views of their parts of it.
+    """
 
     def __init__(self, number: int, layer: Any) -> None:
         self._number = number
@@ -123,15 +127,15 @@ class _Layer:
         return seen.transpose(1, 2).flatten(2)
 
     def _attend_one(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the same as `_attend` for one query per row.
+        """Return the same as `_attend`, for exactly one query per row.
 
-        It uses two products, because the fused kernel is slower for a single query.
+        It multiplies twice itself, because the fused kernel is slower for a single query.
         """
         scores = self._scores(query, keys, mask)
         return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(len(query), 1, -1)
 
     def _attend_shared(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, prefix: Prefix) -> Tensor:
-        """Return the same as `_attend_one`, but read the rows' shared prefix only once for all their queries."""
+        """Return the same as `_attend_one`, but read a shared prefix's keys and values once for all its rows."""
         length, rows, heads = prefix.length, len(query), self._kv_heads
         own = self._scores(query, keys[:, :, length:], mask[..., length:])
         alike = torch.bmm(
@@ -143,9 +147,9 @@ class _Layer:
         return (seen.view(rows, heads, -1, self._dim) + prefix.spread(shared, heads)).view(rows, 1, -1)
 
     def _scores(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """Return scores [rows x key heads, queries, reach] for one query per row.
+        """Return attention scores [rows x key heads, queries, reach] for one query per row.
 
-        For each key head, its queries are the heads that share this key.
+        The queries of a key head are those of the query heads that share the key head.
         """
         query = query.reshape(len(query) * self._kv_heads, -1, self._dim)
         mask = mask.expand(-1, self._kv_heads, -1, -1).reshape(-1, 1, keys.shape[2])

@@ -1,13 +1,13 @@
-"""The state of the KV slots: each row's ids, how many of them have KV, and under which weights.
+"""The state of the KV slots: each slot's row of ids, how many of the ids have KV, and under which weights.
 
-KV depends only on ids and weights, so any session may use it::
+KV depends only on ids and weights, so any session may reuse it::
 
     ids      s s s s u u a a e u u u . . .      s system and tools, u user or tool, a sampled, e stop
     filled   ^^^^^^^^^^^^^^^^                   KV is computed up to here
     length   ^^^^^^^^^^^^^^^^^^^^^^^            known ids; the next forward passes compute filled..length
 
-A row with one id to compute decodes; a row with more prefills. The KV of a turn's last id is computed in the next
-turn.
+A row with exactly one id to compute decodes; a row with more ids to compute prefills. The KV of a turn's last id is
+computed in the next turn.
 """
 
 from typing import NamedTuple
@@ -19,20 +19,20 @@ from agentgym.types.arrays import Floats, Ints
 from agentgym.types.completion import Sampling
 
 ALL = 1 << 40
-"""A limit greater than the size of any vocabulary."""
+"""Limit on ids for rows without `top_k`: a number greater than the size of any vocabulary."""
 
 
 class Donor(NamedTuple):
-    """Another slot, and the number of leading ids that it shares."""
+    """Another slot, and how many of its first ids are also the first ids of the given row."""
 
     slot: int
     shared: int
 
 
 class Slots:
-    """Rows of ids that correspond to the KV.
+    """The row of ids of each slot, and what is known about its KV.
 
-    `active` rows have a request; `runs` is false while the request waits for a donor.
+    A row is `active` if it has a request. Its `runs` is false while that request waits for a donor.
     """
 
     def __init__(self, slots: int, context: int) -> None:
@@ -44,7 +44,7 @@ class Slots:
         self.top_k = np.full(slots, ALL, np.int64)
         self.whole = np.ones(slots, np.bool_)
         self.active, self.runs = np.zeros((2, slots), np.bool_)
-        # Each swap gives the weights a new number, because two swaps may have the same policy version.
+        # Each change of the weights gets a new number, because two changes may have the same policy version.
         self._weights = 0
         self._weights_of = np.full(slots, -1, np.int64)
         self._begun = 0
@@ -52,11 +52,11 @@ class Slots:
         self._groups: RowGroups | None = None
 
     def swap(self) -> None:
-        """Note that the weights have changed, so that earlier KV is neither kept nor copied."""
+        """Record that the weights have changed, so that the present KV is neither reused nor copied from now on."""
         self._weights += 1
 
     def begin(self, slot: int, ids: Ints) -> int:
-        """Put ids into a row, and return the column from which on its KV must be computed.
+        """Write ids into a row, and return how many of them already have KV. The rest must be computed.
 
         The last id is always computed, because the first sample is drawn from its hidden state.
         """
@@ -72,7 +72,10 @@ class Slots:
         return kept
 
     def donors(self, slot: int) -> tuple[Donor, Donor]:
-        """Return the slot with the most KV of this row's prefix, and the active row that will have the most."""
+        """Return the slots that share the longest prefix with this row: by KV present now, and by KV to be computed.
+
+        The second one is an active row, whose request computes the KV.
+        """
         common = _common(self.ids, self.ids[slot, : self.length[slot] - 1])
         common[self._weights_of != self._weights] = 0
         ready = np.minimum(common, self.filled)
@@ -82,10 +85,10 @@ class Slots:
         return Donor(has, int(ready[has])), Donor(will_have, int(planned[will_have]))
 
     def groups(self, rows: Ints) -> RowGroups | None:
-        """Return these decoding rows grouped by shared prompt prefix, or None if sharing isn't worth it."""
+        """Group these decoding rows by a prompt prefix that they share, or return None if that isn't worth it."""
         grouped = self._begun, rows.tobytes()
         if grouped != self._grouped:
-            # A prompt's last id may be computed in this same step.
+            # A prompt's last id is left out, because this same step may compute its KV.
             limit = int(self.prompt[rows].min()) - 1
             self._groups = groups(self.ids[rows, :limit], self._weights_of[rows])
             self._grouped = grouped

@@ -1,6 +1,6 @@
-"""Loads adapters or other weights into a model, and restores the original weights exactly.
+"""Loads adapters or other weights into a model, and can restore the original weights exactly.
 
-An adapter is merged into float32 weights. With lower-precision weights it stays separate.
+An adapter is merged into float32 weights. If the model's precision is lower, the adapter stays separate.
 """
 
 import re
@@ -20,7 +20,7 @@ class _Delta(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
     lengths: torch.Tensor | None
-    """Lengths of the merged weight's rows if the adapter uses DoRA, else None."""
+    """DoRA's trained lengths of the merged weight's rows; None for an adapter without DoRA."""
 
     def on(self, device: torch.device) -> "_Delta":
         """Return a float32 copy on the given device."""
@@ -31,10 +31,12 @@ class _Delta(NamedTuple):
 class Merger:
     """Loads adapters and weights into a model.
 
-    The original weights are saved, so None restores them exactly, and swaps add no error.
+    The original weights are saved. Loading None therefore restores them exactly, and loading many policies one after
+    another adds no error.
 
-    Weights below float32 precision stay unchanged. Their layers add the adapter's part to their output, as the
-    trainer's layers do, because rounding a merged sum would change the policy from the one that is trained.
+    An adapter is never merged into weights with less than float32 precision. Rounding the sums would change the
+    policy from the one that is trained. Instead, the layers add the adapter's part to their output, as the trainer's
+    layers do.
     """
 
     def __init__(self, model: Any) -> None:
@@ -52,12 +54,12 @@ class Merger:
 
     @torch.inference_mode()
     def load(self, adapter: Adapter | None) -> bool:
-        """Set the layers to base + scale * B @ A.
+        """Load an adapter by setting its layers' weights to base + scale * B @ A. None loads the base model.
 
         With DoRA, each row of the result is rescaled to its trained length (arXiv 2402.09353).
 
         Returns:
-            Whether weights outside the adapted layers changed, too. They do after `load_weights`, because the model's
+            Whether weights outside the adapter's layers changed, too. This is so after `load_weights`, because all
             original weights are restored first.
 
         Raises:
@@ -106,7 +108,7 @@ class Merger:
             own.copy_(weight)
 
     def _take_out(self, merged: Iterable[str]) -> None:
-        """Restore these layers' original weights, and remove the hooks from every layer."""
+        """Restore the original weights of these layers, and remove the adapter's hooks from all layers."""
         while self._beside:
             self._beside.pop().remove()
         for name in merged:

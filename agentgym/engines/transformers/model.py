@@ -29,7 +29,7 @@ _MISMATCH_HALF = 0.3
 
 
 class Part(NamedTuple):
-    """Bounds that truncate each row's distribution. Ids outside them are never sampled."""
+    """Bounds on which part of each row's distribution is sampled from. Ids outside it are never sampled."""
 
     top_p: Floats
     top_k: Ints
@@ -89,17 +89,17 @@ def default_context(model: Any, slots: int) -> int:
 
 
 def _column_shape(config: Any) -> tuple[int, int, int, int]:
-    """Return the shape of one id's KV: layers, 2 for keys and values, heads, and values per head."""
+    """Return the shape of the KV of one id: layers, 2 (keys and values), heads, and values per head."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return config.num_hidden_layers, 2, heads, head_dim
 
 
 class SlotCache:
-    """Keys and values of every slot, with each row written at its own column. It replaces transformers' Cache.
+    """Keys and values of every slot, which each row writes at its own column. It replaces transformers' Cache.
 
     The data is one tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read. Idle
-    rows between the batch's rows write there.
+    slots that lie between the batch's slots are computed with the batch, and write to that column.
     """
 
     is_compileable = False
@@ -107,7 +107,7 @@ class SlotCache:
     def __init__(self, config: Any, slots: int, context: int, *, dtype: torch.dtype, device: torch.device) -> None:
         layers, two, heads, head_dim = _column_shape(config)
         shape = (layers, two, slots, heads, context + 1, head_dim)
-        # Zeros, not empty: a masked column still gets weight 0, and 0 times a stray NaN is NaN.
+        # Zeros, because a masked column still gets weight 0, and 0 times a NaN in uninitialized memory is NaN.
         self._all = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self._all]
         self._rows: slice | torch.Tensor = slice(0)
@@ -115,9 +115,9 @@ class SlotCache:
         self._reach = 0
 
     def aim(self, rows: slice | torch.Tensor, row_index: torch.Tensor, columns: torch.Tensor, reach: int) -> None:
-        """Set the next forward pass's batch to `rows`.
+        """Tell the cache which slots the next forward pass computes.
 
-        It will write at `columns` [rows, width] and read the columns below `reach`.
+        The pass will write at `columns` [rows, width] and read the columns below `reach`.
         """
         self._rows, self._row_index, self._columns, self._reach = rows, row_index[:, None], columns, reach
 
@@ -131,7 +131,7 @@ class SlotCache:
         return all_keys[self._rows, :, : self._reach], all_values[self._rows, :, : self._reach]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: every call passes its positions explicitly."""
+        """Return 0, because every call passes its positions explicitly. transformers requires this method."""
         return 0
 
     def copy(self, source: int, target: int, columns: slice) -> None:
@@ -167,7 +167,7 @@ class InferenceModel:
         self._dense = dense(model, context)
         if self._dense is not None and self._mismatch() > _MISMATCH[model.dtype]:
             self._dense = None
-        # Some models scale or cap their logits, or use an unusual mask.
+        # Compare, because some models scale or cap their logits, or use an unusual mask.
         if not (off := self._mismatch()) <= _MISMATCH.get(model.dtype, _MISMATCH_HALF):
             raise ValueError(
                 f"{type(model).__name__}: the engine's logits are {off:.1e} off the model's; use another engine"
@@ -180,9 +180,9 @@ class InferenceModel:
 
     @torch.inference_mode()
     def forward(self, rows: Ints, ids: Ints, start: Ints, width: Ints, groups: RowGroups | None = None) -> torch.Tensor:
-        """Return each row's last hidden state [rows, hidden] after computing `width` more ids from column `start`.
+        """Compute the next ids of each row, and return the last id's hidden state [rows, hidden].
 
-        ::
+        Row i computes `width[i]` ids from column `start[i]` on::
 
             rows 2  ids a b c  width 3
                  5      d e .        2      . is padding: its KV is past the row's end, where the next ids' KV will be
@@ -193,8 +193,8 @@ class InferenceModel:
         column = np.minimum(start[:, None] + np.arange(ids.shape[1]), self.context)
         position = np.minimum(column, self.context - 1)
         low, high = int(rows[0]), int(rows[-1]) + 1
-        # A contiguous span of rows, idle ones included, is read in place. A gather would copy every row's KV at every
-        # layer.
+        # If the rows are close together, the whole range of slots from the first to the last is read in place, idle
+        # ones included. A gather would copy every row's KV at every layer.
         if high - low <= (2 * len(rows) if ids.shape[1] == 1 else len(rows)):
             at = rows - low
             ids, position = _spread(ids, at, high - low, 0), _spread(position, at, high - low, 0)
@@ -241,11 +241,12 @@ class InferenceModel:
     def draw(
         self, hidden: torch.Tensor, temperature: Floats, uniform: Floats, part: Part | None = None
     ) -> tuple[Ints, Floats]:
-        """Return one id per row and its log-probability; temperature 0 is greedy.
+        """Sample one id per row, and return the ids and their log-probabilities.
 
-        Row i is sampled with `uniform[i]` alone, by inverting the row's cumulative distribution, so the sample can't
-        depend on other rows. With `part`, only a part of the distribution is sampled from, but the log-probability is
-        still that of the whole distribution.
+        At temperature 0, the likeliest id is chosen. Row i's sample depends only on its distribution and on the random
+        number `uniform[i]`, by inversion of the cumulative distribution. It can't depend on other rows. With `part`,
+        only a part of the distribution is sampled from, but the log-probability is still that under the whole
+        distribution.
         """
         greedy = temperature == 0
         logprobs = self._logprobs(hidden, np.where(greedy, np.float32(1), temperature))
@@ -253,7 +254,7 @@ class InferenceModel:
         if part is not None:
             probs = probs * self._kept(probs, part)
         cumulative = probs.cumsum(-1)
-        # The uniform number is scaled by the row's total, which rounding moves slightly off 1, so an id of
+        # The random number is scaled by the row's total, which isn't exactly 1 after rounding. So an id with
         # probability 0 is never drawn.
         level = self._tensor(uniform)[:, None] * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, level, right=True).clamp_(max=cumulative.shape[-1] - 1)
@@ -282,7 +283,7 @@ class InferenceModel:
         hidden = self._decoder(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state[0]
         scale = np.full(1, temperature or 1.0, np.float32)
         targets = tokens[0, 1:, None]
-        # In chunks, because with a large vocabulary a whole context's logits take more memory than the model's
+        # In chunks, because with a large vocabulary, the logits of a whole context take more memory than the model's
         # activations.
         pieces = [slice(i, i + _SCORED_AT_ONCE) for i in range(0, len(targets), _SCORED_AT_ONCE)]
         scores = [self._logprobs(hidden[i], scale).gather(-1, targets[i])[:, 0] for i in pieces]
@@ -302,10 +303,11 @@ class InferenceModel:
 
     @torch.inference_mode()
     def _mismatch(self) -> float:
-        """Return the largest difference between these logits and the model's own, on a few ids in two forward passes.
+        """Return the largest difference between the engine's logits and the model's own, for a few ids.
 
-        With 16-bit weights, rounding depends on the width of a forward pass. The model itself therefore computes the
-        ids both in one pass and in two, and the smaller difference counts.
+        The engine computes the ids in two forward passes. With 16-bit weights, rounding depends on the number of ids
+        in a pass. The model therefore computes the ids both in one pass and in two, and the smaller difference
+        counts.
         """
         ids = np.arange(min(_CHECKED_IDS, self.context), dtype=np.int64)[None] % self.vocabulary
         half = ids.shape[1] // 2
@@ -322,9 +324,9 @@ class InferenceModel:
 
 
 def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:
-    """Return a taller array that has the rows at the indices `at`, and `fill` in the rows between them.
+    """Spread the rows of an array: put them at the indices `at` of a taller array, with `fill` in all other rows.
 
-    If there is no gap, the array itself is returned.
+    If there are no other rows, the array itself is returned.
     """
     if rows == len(array):
         return array

@@ -1,4 +1,4 @@
-"""Shared prefixes of the rows in a decode step: a group's common keys and values are read only once.
+"""Prefixes that rows of a decode step share. The keys and values of such a prefix are read once for all its rows.
 
 ::
 
@@ -6,8 +6,8 @@
     row 1   Q Q Q Q Q c
     row 2   P P P P P d e f      a .. each row's own columns: the rest of its prompt, and its sampled ids
 
-With one query per row, reading keys and values takes most of attention's time, and the rollouts of one task share a
-prompt.
+With one query per row, attention spends most of its time on reading keys and values, and the rollouts of one task
+share a prompt.
 """
 
 from typing import NamedTuple
@@ -20,29 +20,28 @@ from torch import Tensor
 from agentgym.types.arrays import Ints
 
 _WORTH = 2048
-"""Minimum number of columns that sharing must save per step, because sharing adds some small operations to each
-layer.
+"""Minimum number of key and value columns that sharing must save per step. Sharing also has a cost: some small
+operations in each layer.
 """
 
 
 class RowGroups(NamedTuple):
-    """Rows grouped by their first `length` ids. The numbers are row indices within the step."""
+    """Rows grouped by their first `length` ids. Rows are identified by their index within the step."""
 
     length: int
     leaders: Ints
     """One row of each group."""
     members: Ints
-    """[groups, rows of the largest group]; smaller groups are padded with their leader."""
+    """The rows of each group, as [groups, rows of the largest group]. Smaller groups are padded with their leader."""
     places: Ints
-    """Index of each row in the flattened members."""
+    """For each row, its index in the flattened `members`."""
 
 
 def groups(ids: Ints, weights: Ints) -> RowGroups | None:
-    """Group rows of `ids` [rows, columns] by a common prefix under the same weights, or return None.
+    """Group rows of `ids` [rows, columns] that share a prefix under the same weights.
 
-    The result is None if sharing saves too little.
-
-    All groups have the same prefix length: the one that saves the most reading.
+    All groups have the same prefix length, which is the one that saves the most reading. Returns None if even that
+    saves too little.
     """
     rows, limit = ids.shape
     if (rows - 1) * limit < _WORTH:
@@ -61,7 +60,7 @@ def groups(ids: Ints, weights: Ints) -> RowGroups | None:
 
 
 def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> RowGroups:
-    """Build the groups from rows in this order. `begins` is true for each row that starts a new group."""
+    """Build the groups from the rows in `order`. `begins` is true for each row that starts a new group."""
     group = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
     place = np.arange(len(order)) - first[group]
@@ -76,7 +75,14 @@ class Prefix:
     """A step's groups of rows, as tensors on the device of the keys and values."""
 
     def __init__(self, groups: RowGroups, at: Ints, rows: int, device: torch.device) -> None:
-        """Convert the groups for keys and values of `rows` rows, in which the groups' rows have the indices `at`."""
+        """Convert the groups to tensors.
+
+        Args:
+            groups: The groups, whose rows are numbered within the step.
+            at: Index of each of these rows in the keys and values.
+            rows: Number of rows in the keys and values.
+            device: Device of the keys and values.
+        """
         places = np.zeros(rows, np.int64)
         places[at] = groups.places
         self.length = groups.length
@@ -86,20 +92,23 @@ class Prefix:
         self._places = torch.from_numpy(places).to(device)
 
     def read(self, kept: Tensor) -> Tensor:
-        """Return each group's keys or values, [groups x heads, length, dim].
+        """Return the shared prefix's keys or values of each group, [groups x heads, length, dim].
 
         They are read from `kept`, the keys or values of all rows: [rows, heads, columns, dim].
         """
         return kept[:, :, : self.length].index_select(0, self._leaders).flatten(0, 1)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the queries of all rows [rows, heads, queries, ..] by group: [groups x heads, most x queries, ..]."""
+        """Arrange all rows' queries, [rows, heads, queries, ..], by group: [groups x heads, most x queries, ..].
+
+        `most` is the number of rows in the largest group.
+        """
         heads, queries, size = rows.shape[1:]
         members = rows.index_select(0, self._members).view(*self._shape, heads, queries, size)
         return members.transpose(1, 2).reshape(-1, self._shape[1] * queries, size)
 
     def spread(self, groups: Tensor, heads: int) -> Tensor:
-        """Return the inverse of `gather`: [rows, heads, queries, ..] from [groups x heads, most x queries, ..]."""
+        """Undo `gather`: arrange [groups x heads, most x queries, ..] by row, as [rows, heads, queries, ..]."""
         most = self._shape[1]
         members = groups.view(self._shape[0], heads, most, -1, groups.shape[-1]).transpose(1, 2).flatten(0, 1)
         return members.index_select(0, self._places)

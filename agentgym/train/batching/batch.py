@@ -14,11 +14,11 @@ from agentgym.types.sample import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B samples as tensors. The inputs of the forward pass depend on the layout, the tensors of the loss don't.
+    """B samples as tensors. The inputs of the forward pass depend on the layout, but the tensors of the loss don't.
 
     R is the length of the longest response. The tensors of the loss are right-aligned, with one row per sample::
 
-        responses         a  a                      e  e  a
+        responses         a  a                      e  e  a         (a sampled, e from the env)
         loss_mask_BR      0  1  1                   0  0  1
         logprobs_BR       0 -x -x                   0  0 -x          advantages_BR likewise
     """
@@ -28,11 +28,11 @@ class Batch:
     loss_mask_BR: Tensor
     """bool: true for trained tokens."""
     logprobs_BR: Tensor
-    """float32, nats: log-probability of the token in the engine that sampled it; 0 for untrained tokens."""
+    """float32, nats: log-probability of each token in the engine that sampled it; 0 for untrained tokens."""
     advantages_BR: Tensor
-    """float32: advantage of the token; 0 for untrained tokens."""
+    """float32: advantage of each token; 0 for untrained tokens."""
     weight_B: Tensor
-    """float32: the sample's share of its rollout's trained tokens."""
+    """float32: each sample's share of its rollout's trained tokens."""
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the same batch on another device."""
@@ -62,7 +62,8 @@ def collate(
         samples: At least one sample.
         pad_id: Id of padding tokens.
         layout: Layout of the forward pass.
-        masked: Whether to mask all tokens. Nothing is learned from such a batch; it only keeps ranks in step.
+        masked: Whether to leave all tokens untrained. Such a batch teaches nothing, but lets a rank run as many
+            forward passes as the others.
 
     Raises:
         ValueError: If there are no samples, or if token ids are invalid. The message names the sample and the field.
@@ -99,7 +100,7 @@ def _require_ids(sample: Sample) -> None:
 
 
 def scored_sample(token_ids: Sequence[int] | Ints) -> Sample:
-    """Return a sample whose loss mask covers all ids but the first.
+    """Return a sample of these ids that trains (and so scores) every id except the first.
 
     Raises:
         ValueError: If there are fewer than two ids.

@@ -1,4 +1,7 @@
-"""Bins of samples with their limits and costs, and functions that the packers of several layouts share."""
+"""Bins and their limits and costs, and functions that the packers of several layouts share.
+
+A bin is a list of samples that become one micro-batch.
+"""
 
 import heapq
 from bisect import bisect_left, insort
@@ -12,18 +15,18 @@ from numpy.typing import NDArray
 from agentgym.types.arrays import Ints
 
 Indices: TypeAlias = list[int]
-"""Positions in the array passed to a function: of samples, of sorted samples or of pieces of a tree."""
+"""Positions in a sequence that a function received: of samples, of sorted samples or of pieces of a tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Cost of a forward and backward pass over L tokens: linear L + square L^2, in any unit."""
+    """Cost of a forward and backward pass over L tokens: linear * L + square * L^2, in any unit."""
 
     linear: float = 1.0
     square: float = 0.0
 
     def of(self, tokens: Ints, squares: Ints) -> NDArray[np.float64]:
-        """Return the cost of this many tokens, given the sum of the squared lengths."""
+        """Return the costs, given numbers of tokens and sums of squared lengths."""
         return self.linear * tokens + self.square * squares
 
 
@@ -43,14 +46,14 @@ class Limit:
 
 
 def best_fit(sizes: Ints, budget: int) -> list[Indices]:
-    """Put each item, largest first, into the bin that it fills up most. An item over the budget gets a separate bin.
+    """Put each item, largest first, into the open bin that it leaves with the least free space.
 
-    Returns indices into `sizes`.
+    An item over the budget gets a separate bin. Returns the bins as indices into `sizes`.
     """
     order = np.argsort(-sizes, kind="stable")
     count = len(order)
     bins: list[Indices] = []
-    room: list[int] = []  # sorted: each open bin's free space times `count`, plus the bin's number
+    room: list[int] = []  # sorted numbers, one for each open bin: its free space times `count`, plus the bin's index
     for item, need in zip(order.tolist(), (sizes[order] * count).tolist(), strict=True):
         at = bisect_left(room, need)
         if at == len(room):
@@ -64,7 +67,7 @@ def best_fit(sizes: Ints, budget: int) -> list[Indices]:
 
 
 def halve_until(count: int, bins: Sequence[Indices], cost: Callable[[Indices], float]) -> list[Indices]:
-    """Halve the costliest bin until there are `count` bins, or until every bin contains one item."""
+    """Repeatedly split the costliest bin in half, until there are `count` bins or every bin contains one item."""
     heap = [(-cost(items), items) for items in bins if len(items) > 1]
     done = [items for items in bins if len(items) == 1]
     heapq.heapify(heap)
@@ -79,7 +82,7 @@ def halve_until(count: int, bins: Sequence[Indices], cost: Callable[[Indices], f
 
 
 def costliest_first(bins: Iterable[Indices], cost: Callable[[Indices], float]) -> list[Indices]:
-    """Return the bins in the order in which `assign_to_ranks` distributes them."""
+    """Return the bins sorted by decreasing cost, as `assign_to_ranks` requires them."""
     return sorted(bins, key=lambda items: -cost(items))
 
 

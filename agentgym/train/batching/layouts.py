@@ -1,4 +1,4 @@
-"""Inputs of a forward pass in three layouts, and the index from its hidden states to the trained tokens."""
+"""Inputs of a forward pass in three layouts, and the indices that map its hidden states to the trained tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ Layout: TypeAlias = Literal["padded", "packed", "tree"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs(ABC):
-    """Tokens of a forward pass in one of the layouts, and indices for the N log-probabilities computed from it.
+    """Tokens of a forward pass in one of the layouts, and which of its hidden states predict the trained tokens.
 
-    These are the log-probabilities of the M trained tokens. If no token is shared, N = M. Under `tree`, samples that
-    train the same token in the same context share one log-probability::
+    The pass computes N log-probabilities for the M trained tokens. If samples share no token, N = M. Under `tree`,
+    samples that train the same token in the same context share one log-probability::
 
         samples        P a b     P a c      trained: a b, a c        index_M    0  1  0  2
         tree           P a b c              source_N, target_N       P>a  a>b  a>c
@@ -31,17 +31,21 @@ class Inputs(ABC):
     input_ids_BT: Tensor
     """Token ids: int32 if padded, otherwise int64."""
     source_N: Tensor
-    """int64: index of the hidden state that predicts each target, in the flattened B x T."""
+    """int64: for each of the N log-probabilities, the index of the hidden state that it is computed from, in the
+    flattened B x T.
+    """
     target_N: Tensor
-    """int64: the predicted token id."""
+    """int64: for each of the N log-probabilities, the id of the predicted token."""
     index_M: Tensor
-    """int64: index into the N log-probabilities for each trained token, by sample and from left to right."""
+    """int64: for each of the M trained tokens, the index of its log-probability among the N. The tokens are ordered
+    by sample, and from left to right.
+    """
     tokens: int
     """Number of tokens without padding."""
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the decoder."""
+        """Return the keyword arguments with which to call the decoder."""
 
     def on(self, device: torch.device | str) -> Self:
         """Return the same inputs on another device."""
@@ -52,7 +56,10 @@ class Inputs(ABC):
         return replace(self, **moved)
 
     def scatter_to_samples(self, values_N: Tensor, loss_mask_BR: Tensor) -> Tensor:
-        """Return the values at the samples' tokens, 0 for untrained ones. A shared value sums its gradients."""
+        """Arrange N values by sample and response token, with 0 for untrained tokens.
+
+        The gradient of a shared value is the sum over the tokens that share it.
+        """
         zeros_BR = values_N.new_zeros(loss_mask_BR.shape)
         return zeros_BR.masked_scatter(loss_mask_BR, values_N.index_select(0, self.index_M))
 
@@ -92,7 +99,7 @@ class PaddedInputs(Inputs):
         return torch.arange(self.input_ids_BT.shape[1], device=self.start_B.device)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the decoder."""
+        """Return the keyword arguments with which to call the decoder."""
         return {
             "input_ids": self.input_ids_BT.long(),
             "attention_mask": self.attention_BT,
@@ -115,18 +122,18 @@ class PackedInputs(Inputs):
     """
 
     positions_BT: Tensor
-    """int64: position of each token in its samples, from 0."""
+    """int64: position of each token in its samples, counted from 0."""
     end_T: Ints
-    """int64: one past the last token that attends to each token."""
+    """int64: for each token, the index after the last token that attends to it."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of a decoder prepared by `opening.attend_in_rows`."""
+        """Return the keyword arguments with which to call a decoder that `opening.attend_in_rows` prepared."""
         device = self.input_ids_BT.device
         return {"input_ids": self.input_ids_BT, "position_ids": self.positions_BT} | row_attention(self.end_T, device)
 
 
 def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: bool = False) -> Inputs:
-    """Lay the samples out. With `masked`, none of their tokens is trained. No sample is changed."""
+    """Arrange the samples for a forward pass. With `masked`, none of their tokens is trained. No sample is changed."""
     mask = np.concatenate([sample.loss_mask for sample in samples])
     if masked:
         mask = np.zeros_like(mask)
@@ -142,7 +149,7 @@ def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: b
 def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs:
     length_B = np.array([len(sample) for sample in samples])
     count, width = len(samples), int(length_B.max())
-    # Half the size of int64 and safe, because `collate` rejects invalid ids.
+    # int32 takes half the memory of int64. It is safe, because `collate` rejects ids that don't fit.
     ids_BT = np.empty((count, width), np.int32)
     for ids_T, sample in zip(ids_BT, samples, strict=True):
         response = width - len(sample.response_ids)
@@ -152,7 +159,7 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
         ids_T[response:] = sample.response_ids
     token_M = _trained_tokens(samples, mask, width)
     target_M = ids_BT.reshape(-1)[token_M].astype(np.int64)
-    token_M -= 1  # in place: now the token before the target, which predicts it
+    token_M -= 1  # in place: each index is now that of the token before, whose hidden state predicts the target
     return PaddedInputs(
         input_ids_BT=torch.from_numpy(ids_BT),
         start_B=torch.from_numpy(width - length_B),
@@ -164,7 +171,7 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
 
 
 def _trained_tokens(samples: Sequence[Sample], mask: Bools, width: int) -> Ints:
-    """Return the index of each trained token in the flattened block. Each response ends at the end of its row."""
+    """Return each trained token's index in the flattened block, in which every response ends at the end of its row."""
     response_B = np.array([len(sample.response_ids) for sample in samples])
     stop_B = response_B.cumsum()
     row_stop_B = np.arange(1, len(samples) + 1) * width
@@ -176,7 +183,7 @@ def _trained_tokens(samples: Sequence[Sample], mask: Bools, width: int) -> Ints:
 
 def _packed(tree: PrefixTree, mask: Bools) -> PackedInputs:
     node_M = tree.responses[mask]
-    if (node_M[1:] > node_M[:-1]).all():  # none is shared
+    if (node_M[1:] > node_M[:-1]).all():  # no trained token is shared by two samples
         node_N, index_M = node_M, np.arange(len(node_M))
     else:
         trained_T = np.zeros(len(tree), np.bool_)

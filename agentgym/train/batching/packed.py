@@ -1,4 +1,4 @@
-"""Samples packed into bins for the packed layout, in which a bin has as many tokens as its samples together."""
+"""Packs samples into bins for the packed layout, in which a bin has as many tokens as its samples together."""
 
 import heapq
 
@@ -11,17 +11,19 @@ from agentgym.types.arrays import Ints
 SWAPS = 4
 """Maximum number of swaps of samples between the bins of one micro-batch, per rank."""
 EVEN = 1e-3
-"""Relative difference between two bins' costs that is accepted."""
+"""Relative difference between the costs of two bins below which they count as balanced."""
 FIT_TRIES = 4
-"""Number of smaller budgets to try if the samples barely fit, in order to fill the bins evenly."""
+"""Number of smaller budgets to try if the samples barely fit, so that the bins are filled evenly."""
 
 
 def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
     """Put each sample, longest first, into the cheapest bin so far, then swap samples between bins to balance them.
 
-    The costliest bin comes first. There are as many bins as the limit needs, rounded up to a multiple of `ranks`. If
-    bins balanced by cost exceed the token budget, they are balanced by tokens. If that exceeds it too, each bin is
-    filled with the longest sample that fits, under the smallest budget that needs no more bins.
+    There are as many bins as the limit requires, rounded up to a multiple of `ranks`. The costliest bin comes first.
+
+    If a bin exceeds the token budget when the bins are balanced by cost, they are balanced by number of tokens
+    instead. If one still exceeds it, the samples are packed with `best_fit`, under about the smallest budget that
+    needs no more bins.
     """
     costs = cost.of(lengths, lengths**2)
     if limit.tokens is None:
@@ -33,18 +35,18 @@ def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
 
 
 def _by_count(costs: NDArray[np.float64], ranks: int, size: int) -> list[Indices]:
-    """Return bins of at most `size` samples."""
+    """Return bins of at most `size` samples, balanced by cost."""
     count = next_multiple(-(-len(costs) // size), ranks)
     return _longest_first(list(range(len(costs))), costs, count, size)
 
 
 def _by_tokens(lengths: Ints, costs: NDArray[np.float64], ranks: int, tokens: int) -> list[Indices]:
-    """Return bins of at most `tokens` tokens; each longer sample gets a separate bin."""
+    """Return bins of at most `tokens` tokens. A sample with more tokens gets a separate bin."""
     alone = [[sample] for sample in np.flatnonzero(lengths > tokens).tolist()]
     rest = np.flatnonzero(lengths <= tokens)
     total, halves = int(lengths[rest].sum()), int((2 * lengths[rest] > tokens).sum())
     count = next_multiple(len(alone) + max(-(-total // tokens), halves), ranks)
-    for key in (costs, lengths):  # balancing by tokens fits a tighter budget than by cost
+    for key in (costs, lengths):  # balancing by tokens succeeds under tighter budgets than balancing by cost
         bins = _longest_first(rest.tolist(), key, count - len(alone), len(rest))
         if all(sum(lengths[samples].tolist()) <= tokens for samples in bins):
             break
@@ -55,9 +57,10 @@ def _by_tokens(lengths: Ints, costs: NDArray[np.float64], ranks: int, tokens: in
 
 
 def _even_fit(sizes: Ints, budget: int, others: int, ranks: int) -> list[Indices]:
-    """Apply `best_fit` under about the smallest budget that, with the `others`, needs no more rounds of bins.
+    """Pack the items with `best_fit`, under about the smallest budget that needs no more bins per rank.
 
-    Returns indices into `sizes`.
+    Each rank computes the same number of bins, including the `others`, which are already packed. Returns the bins as
+    indices into `sizes`.
     """
     bins = best_fit(sizes, budget)
     most = next_multiple(others + len(bins), ranks) - others
@@ -73,9 +76,9 @@ def _even_fit(sizes: Ints, budget: int, others: int, ranks: int) -> list[Indices
 
 
 def _longest_first(samples: Indices, key: NDArray[np.float64] | Ints, count: int, size: int) -> list[Indices]:
-    """Put each sample, largest key first, into the bin with the smallest sum of keys and fewer than `size` samples.
+    """Put each sample, largest key first, into the bin whose keys have the smallest sum.
 
-    There are `count` bins, or one per sample if there are fewer samples.
+    A bin gets at most `size` samples. There are `count` bins, or one per sample if there are fewer samples.
     """
     keys = key.tolist()
     loads: list[tuple[float, int]] = [(0, number) for number in range(min(count, len(samples)))]
@@ -91,10 +94,10 @@ def _longest_first(samples: Indices, key: NDArray[np.float64] | Ints, count: int
 
 
 def _evened(bins: list[Indices], costs: NDArray[np.float64], lengths: Ints, ranks: int, limit: Limit) -> list[Indices]:
-    """Swap samples between the costliest bin of each micro-batch and its other bins, until their costs are close."""
+    """Balance the bins that ranks compute at the same time, by swapping samples of the costliest with the others."""
     bins = sorted(bins, key=lambda samples: -float(costs[samples].sum()))
     for start in range(0, len(bins), ranks):
-        near = bins[start : start + ranks]  # one micro-batch of `assign_to_ranks`
+        near = bins[start : start + ranks]  # the bins that `assign_to_ranks` lets the ranks compute at the same time
         load = [float(costs[samples].sum()) for samples in near]
         for _ in range(SWAPS * len(near)):
             order = sorted(range(len(near)), key=load.__getitem__)
@@ -108,11 +111,11 @@ def _evened(bins: list[Indices], costs: NDArray[np.float64], lengths: Ints, rank
 
 
 def _swap(high: Indices, low: Indices, costs: NDArray[np.float64], lengths: Ints, limit: Limit) -> bool:
-    """Swap two samples, or move one, so that the costs of the bins become as close as one swap can make them.
+    """Bring the costs of two bins as close together as one swap of two samples, or one move of a sample, can.
 
-    If d is the cost of the sample from `high` minus the cost of the sample from `low`, a swap moves the cost d from
-    `high` to `low`. With d between 0 and the gap, the costlier bin becomes cheaper, and d = gap / 2 makes the bins
-    equal. Returns False, with nothing changed, if no swap within the limit brings them closer.
+    `high` is the costlier bin. If d is the cost of its sample minus that of the other sample, a swap moves the cost d
+    from `high` to `low`. With d between 0 and the gap between the two bins, the costlier bin becomes cheaper, and
+    with d = gap / 2 the bins become equal. Returns False, with nothing changed, if no swap within the limit helps.
     """
     gap = float(costs[high].sum() - costs[low].sum())
     tokens = limit.tokens or int(lengths.sum())

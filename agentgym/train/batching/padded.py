@@ -1,4 +1,4 @@
-"""Samples packed into bins for the padded layout, in which every sample is padded to the longest one in its bin."""
+"""Packs samples into bins for the padded layout, in which every sample is padded to the longest one in its bin."""
 
 import numpy as np
 
@@ -6,10 +6,12 @@ from agentgym.train.batching.bins import Cost, Indices, Limit, costliest_first, 
 from agentgym.types.arrays import Ints
 
 Span = tuple[int, int]
-"""Start and stop among the samples sorted longest first."""
+"""A bin as start and stop indices into the samples, which are sorted longest first."""
 
 HALVINGS = 12
-"""Steps of the binary search for the lowest possible cost of the costliest bin, which finds it to 1/4096."""
+"""Number of steps of the binary search for the lowest possible cost of the costliest bin. 12 steps find it to
+1/4096.
+"""
 
 
 def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
@@ -34,7 +36,10 @@ def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
 
 
 def _even_spans(tokens: list[int], costs: list[float], ranks: int, limit: Limit) -> list[Span]:
-    """Cut into as many rounds of `ranks` spans as the limit needs, with the costliest span as cheap as possible."""
+    """Cut the sorted samples into spans within the limit, with the costliest span as cheap as possible.
+
+    There are at most as many spans as the limit requires, rounded up to a multiple of `ranks`.
+    """
     spans = _cut(tokens, costs, limit, float("inf"))
     count = next_multiple(len(spans), ranks)
     low, high = 0.0, max((stop - start) * costs[start] for start, stop in spans)
@@ -49,7 +54,7 @@ def _even_spans(tokens: list[int], costs: list[float], ranks: int, limit: Limit)
 
 
 def _cut(tokens: list[int], costs: list[float], limit: Limit, most: float) -> list[Span]:
-    """Cut samples, sorted longest first, into spans within the limit, none of which costs more than `most`."""
+    """Cut the sorted samples into spans that are within the limit and cost at most `most` each."""
     spans, start = [], 0
     while start < len(tokens):
         size = min(limit.samples or len(tokens), most // costs[start])

@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 Balance: TypeAlias = Literal["length", "square", "flops"]
 
 Plan: TypeAlias = list[list[Indices]]
-"""The micro-batches of each rank, with the same number on all ranks: each lists its samples, or is empty for padding.
+"""For each rank, its micro-batches. Each is a list of sample indices, or an empty list for padding.
 
-For padding, a rank computes some sample with its loss mask off, so that all ranks run the same number of forward
-passes.
+All ranks have the same number of micro-batches. For padding, a rank computes some sample without training on it, so
+that all ranks run the same number of forward passes.
 """
 
 LENGTH = Cost()
 
 
 def cost_of(balance: Balance, hidden: int) -> Cost:
-    """Return the cost that is balanced between ranks: L, L^2, or the FLOPs of L tokens, L + L^2 / (6 hidden).
+    """Return the cost of L tokens that is balanced between ranks.
 
-    A layer of 12 hidden^2 weights takes 24 hidden^2 FLOPs per token and 4 hidden per pair of tokens (arXiv
+    It is L (length), L^2 (square), or in proportion to the FLOPs, L + L^2 / (6 hidden). The latter holds for a layer
+    of 12 hidden^2 weights, which takes 24 hidden^2 FLOPs per token and 4 hidden per pair of tokens (arXiv
     2104.04473).
     """
     if balance == "length":
@@ -42,11 +43,11 @@ def cost_of(balance: Balance, hidden: int) -> Cost:
 
 
 def mini_batches(samples: Sequence[Sample], *, rollouts: int | None = None) -> list[list[int]]:
-    """Return the indices of each optimizer step's samples: at most `rollouts` rollouts, with all their samples.
+    """Divide the samples into optimizer steps of at most `rollouts` rollouts each.
 
-    Steps are as even as possible: 9 rollouts with a limit of 8 make steps of 5 and 4, not 8 and 1. Rollouts keep the
-    order in which they first appear. If `rollouts` is None, everything is one step. Every sample is in exactly one
-    step.
+    Returns the indices of each step's samples. A rollout's samples are all in the same step. Steps are as even as
+    possible: 9 rollouts with a limit of 8 make steps of 5 and 4, not 8 and 1. Rollouts keep the order in which they
+    first appear. If `rollouts` is None, everything is one step. Every sample is in exactly one step.
     """
     if rollouts is not None and rollouts < 1:
         raise ValueError(f"rollouts: a mini-batch needs at least 1, got {rollouts}")
@@ -70,10 +71,10 @@ def plan_step(
     max_tokens_per_microbatch: int | None,
     cost: Cost,
 ) -> Plan:
-    """Return the micro-batches of each rank for one optimizer step, as in `plan_lengths`.
+    """Return the micro-batches of each rank for one optimizer step.
 
-    Under `tree`, samples that share a prefix are put together, and the budget and the cost count each token of a
-    micro-batch once.
+    They are planned as in `plan_lengths`, except under `tree`: samples that share a prefix are then put together, and
+    the budget and the cost count each unique token of a micro-batch once.
     """
     if layout != "tree":
         lengths = [len(sample) for sample in samples]
@@ -120,13 +121,15 @@ def plan_lengths(
 
 
 def assign_to_ranks(bins: Sequence[Indices], ranks: int) -> Plan:
-    """Distribute bins over the ranks, `ranks` bins of similar cost at a time. The bins must be sorted, costliest first.
+    """Distribute bins over the ranks, `ranks` bins of similar cost at a time.
+
+    The bins must be sorted, costliest first.
 
     ::
 
         costs     9 8 8 | 7 5 5 | 4 1       rank 0   9  5  4
                                             rank 1   8  5  1
-                                            rank 2   8  7  .     every other time in reverse
+                                            rank 2   8  7  .     every second time in reverse order
 
     A rank without a bin (.) gets padding.
     """
@@ -139,7 +142,7 @@ def assign_to_ranks(bins: Sequence[Indices], ranks: int) -> Plan:
 
 
 def over_budget(lengths: Sequence[int], max_tokens_per_microbatch: int | None) -> int:
-    """Return how many samples exceed a micro-batch's token budget, so that each gets a separate micro-batch."""
+    """Return how many samples alone exceed a micro-batch's token budget. Each of them gets a separate micro-batch."""
     return 0 if max_tokens_per_microbatch is None else sum(length > max_tokens_per_microbatch for length in lengths)
 
 

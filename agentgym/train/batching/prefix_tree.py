@@ -1,4 +1,6 @@
-"""Samples as a tree of their prefixes, laid out depth first in one row, in which each shared token occurs once.
+"""Samples as a tree of their prefixes, in which each shared token occurs once, laid out in one row.
+
+The row is in depth-first order.
 
 This module needs only NumPy.
 """
@@ -15,7 +17,7 @@ from agentgym.types.sample import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefixTree:
-    """T tokens (the nodes) in one row, depth first. The context of node q is every k with `k <= q < end_T[k]`.
+    """T tokens (the nodes) in one row, depth first. Node q attends to node k if and only if `k <= q < end_T[k]`.
 
     Samples without a common first token are separate trees, side by side.
 
@@ -29,15 +31,15 @@ class PrefixTree:
     """
 
     token_ids_T: Ints
-    """int64: the id of each node."""
+    """int64: token id of each node."""
     depth_T: Ints
-    """int64: position of each node in its samples, from 0."""
+    """int64: position of each node in its samples, counted from 0."""
     parent_T: Ints
-    """int64: the node before each node in its samples; -1 for a sample's first token."""
+    """int64: for each node, the node of the token before it in its samples; -1 for a sample's first token."""
     end_T: Ints
-    """int64: one past the last node below each node."""
+    """int64: for each node, the index after the last node in its subtree."""
     responses: Ints
-    """int64: the nodes of all response tokens, sample by sample in the original order."""
+    """int64: the nodes of all response tokens, sample by sample in the original order of the samples."""
 
     def __len__(self) -> int:
         return len(self.token_ids_T)
@@ -45,7 +47,7 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SortedSamples:
-    """Samples sorted by their tokens, so that each shares the longest prefix with a neighbor.
+    """Samples sorted by their tokens, so that each is next to the one with which it shares the longest prefix.
 
     ::
 
@@ -53,8 +55,8 @@ class SortedSamples:
         lengths    2          4          3           2
         shared     0          2          2           0        of a b | a b c d | a b e: 2 + (4 - 2) + (3 - 2) = 5 unique
 
-    The tree of any run of neighbors has `lengths` tokens of the first sample, and `lengths - shared` of each other
-    one.
+    Any run of neighbors forms a tree. Its first sample adds `lengths` tokens to it, and each other sample adds
+    `lengths - shared`.
     """
 
     indices: Ints
@@ -70,16 +72,17 @@ class SortedSamples:
         return int((self.lengths - self.shared).sum())
 
     def cuts(self, tokens: int, *, tree_price: int = 0) -> list[tuple[int, int]]:
-        """Cut the sorted samples into trees of at most `tokens` unique tokens, and return each tree's start and stop.
+        """Cut the sorted samples into trees of at most `tokens` unique tokens.
 
-        A prefix on both sides of a cut is computed twice. The cuts repeat as few tokens as possible and, among such
-        cuts, make the fewest trees. With a `tree_price` above 0, up to that many tokens may be repeated to save one
-        tree. A sample of more than `tokens` tokens gets a separate tree.
+        Returns each tree's start and stop among the sorted samples. A prefix that occurs on both sides of a cut is
+        computed twice. The cuts cause as few repeated tokens as possible and, among such cuts, make the fewest trees.
+        With a `tree_price` above 0, up to that many tokens may be repeated for each tree that this saves. A sample of
+        more than `tokens` tokens gets a separate tree.
         """
         count = len(self.indices)
         before = np.concatenate([[0], (self.lengths - self.shared).cumsum()])
-        cost = np.zeros(count + 1, np.int64)  # of the first n samples: repeated tokens, then trees
-        start_of = np.zeros(count + 1, np.int64)  # start of the last tree of the first n samples
+        cost = np.zeros(count + 1, np.int64)  # for the first n samples: repeated tokens, then trees
+        start_of = np.zeros(count + 1, np.int64)  # for the first n samples: start of the last tree
         low = 0
         for stop in range(1, count + 1):
             while low < stop - 1 and self.shared[low] + before[stop] - before[low] > tokens:
@@ -94,12 +97,12 @@ class SortedSamples:
 
 
 def sort_samples(samples: Sequence[Sample]) -> SortedSamples:
-    """Sort the samples by their tokens, and count how many tokens neighbors share."""
+    """Sort the samples by their tokens, and count how many tokens each shares with the one before it."""
     return _sorted([_key(sample) for sample in samples])
 
 
 def unique_tokens(samples: Sequence[Sample]) -> int:
-    """Return the samples' number of tokens, counting each shared prefix once."""
+    """Return the total number of tokens in the samples, counting each shared prefix once."""
     return sort_samples(samples).unique_tokens
 
 
@@ -131,7 +134,7 @@ def build_prefix_tree(samples: Sequence[Sample]) -> PrefixTree:
 
 
 def pack(samples: Sequence[Sample]) -> PrefixTree:
-    """Lay the samples out side by side in their order, with no token shared.
+    """Lay the samples out side by side in the given order, without sharing any token.
 
     Raises:
         ValueError: If there are no samples.
@@ -154,30 +157,30 @@ def pack(samples: Sequence[Sample]) -> PrefixTree:
 
 
 def _ranges(start_B: Ints, length_B: Ints) -> Ints:
-    """Return the concatenated ranges of numbers with these starts and lengths."""
+    """Return the numbers of all these ranges, given by start and length, as one array."""
     offset_B: Ints = start_B + length_B - length_B.cumsum()
     return np.arange(length_B.sum()) + offset_B.repeat(length_B)
 
 
 class _Path:
-    """The path from a root to the last token of the latest sample, while a tree grows sample by sample.
+    """The path from a root to the last token of the latest sample, while a tree is built sample by sample.
 
-    It is stored as a list of runs, which are neighboring nodes that one sample added. A run ends at the depth at
-    which the next run begins.
+    The path is stored as a list of runs. A run consists of neighboring nodes that one sample added, and ends at the
+    depth at which the next run begins.
     """
 
     def __init__(self, size: int) -> None:
         self.size = 0
-        """Number of nodes so far."""
+        """Number of nodes in the tree so far."""
         self.parent_T = np.arange(-1, size - 1)
         self.end_T = np.zeros(size, np.int64)
         self._runs: list[tuple[int, int]] = []
-        """Depth and node of the first token of each run."""
+        """Depth and node of each run's first token."""
         self._depth = 0
-        """One past the depth of the last token."""
+        """Depth of the path's last token, plus 1."""
 
     def branch(self, shared: int, length: int) -> None:
-        """Leave the path after its first `shared` tokens, and add new nodes down to the depth `length`."""
+        """Keep the first `shared` tokens of the path, and continue it with new nodes to a total of `length` tokens."""
         while self._depth > shared:
             depth, node = self._runs[-1]
             leave = max(depth, shared)
@@ -197,7 +200,7 @@ class _Path:
         self._depth = length
 
     def nodes(self, start: int) -> Ints:
-        """Return the nodes of the path from the depth `start` to its end."""
+        """Return the path's nodes from the depth `start` on."""
         stop, pieces = self._depth, []
         for depth, node in reversed(self._runs):
             low = max(depth, start)
@@ -209,7 +212,7 @@ class _Path:
 
 
 def _key(sample: Sample) -> bytes:
-    """Return the ids as bytes, which sort equal prefixes together and compare at memory speed."""
+    """Return a sample's ids as bytes, which sort equal prefixes together and compare at the speed of memory."""
     n = len(sample.prompt_ids)
     ids = np.empty(len(sample), "<u4")
     ids[:n] = sample.prompt_ids
@@ -228,8 +231,8 @@ def _sorted(keys: Sequence[bytes]) -> SortedSamples:
 
 
 def _shared(before: bytes, key: bytes) -> int:
-    """Return the number of tokens in the longest common prefix."""
-    if key.startswith(before):  # a turn and the next one, without comparing tokens
+    """Return the number of tokens in the longest common prefix of two samples' ids, given as bytes."""
+    if key.startswith(before):  # a turn and the one that continues it, found without comparing tokens
         return len(before) // 4
     n = min(len(before), len(key)) // 4
     differ = np.frombuffer(before, "<u4", n) != np.frombuffer(key, "<u4", n)

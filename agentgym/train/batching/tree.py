@@ -1,4 +1,4 @@
-"""Samples packed into bins for the tree layout, in which the samples of a bin share the tokens of their prefixes."""
+"""Packs samples into bins for the tree layout, in which a bin's samples share the tokens of their common prefixes."""
 
 import numpy as np
 
@@ -12,8 +12,8 @@ PIECE = 1 / 16
 def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> list[Indices]:
     """Put samples that share prefixes together, with at most `tokens` unique tokens in a bin.
 
-    The costliest bin comes first. The samples are cut into groups where little is shared. Without a budget, there are
-    about as many bins as ranks.
+    The samples are cut into bins between neighbors that share few tokens. If `tokens` is None, there are about as
+    many bins as ranks. The costliest bin comes first.
     """
     if tokens is None:
         tokens = _even_budget(order, ranks)
@@ -27,7 +27,7 @@ def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> li
 
 
 def _cost(order: SortedSamples, positions: Indices, cost: Cost) -> float:
-    """Return the cost of the tree of the samples at these positions of the order. A shared prefix counts once."""
+    """Return the cost of one tree of the samples at these positions in `order`. A shared prefix counts once."""
     at = np.sort(positions)
     shared = np.where(np.diff(at, prepend=-2) == 1, order.shared[at], 0)
     lengths = order.lengths[at]
@@ -35,7 +35,7 @@ def _cost(order: SortedSamples, positions: Indices, cost: Cost) -> float:
 
 
 def _fill(order: SortedSamples, tokens: int) -> list[Indices]:
-    """Cut the order into trees, combine small trees up to the budget, and return positions in the order."""
+    """Cut the sorted samples into trees, and combine small trees up to the budget. Returns positions in `order`."""
     spans = order.cuts(tokens, tree_price=int(tokens * PIECE))
     starts = np.array([start for start, _ in spans])
     unique = np.add.reduceat(order.lengths - order.shared, starts) + order.shared[starts]
@@ -43,7 +43,7 @@ def _fill(order: SortedSamples, tokens: int) -> list[Indices]:
 
 
 def _even_budget(order: SortedSamples, ranks: int) -> int:
-    """Return about the smallest budget that makes no more bins than there are ranks."""
+    """Return about the smallest token budget under which there are no more bins than ranks."""
     tokens = order.unique_tokens
     if ranks == 1:
         return tokens

@@ -1,4 +1,4 @@
-"""Log-probabilities under a linear output layer, with gradients computed in the forward pass if possible."""
+"""Log-probabilities under a linear output layer. Gradients are computed in the forward pass if possible."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,14 +12,14 @@ from agentgym.train.loss.tiles import Kept, Layer, Room, Scored, add_product, co
 
 
 class Upstream(Protocol):
-    """Predicts the gradient that each log-probability will get in the backward pass, from its value alone."""
+    """Predicts, from a log-probability's value alone, the gradient that it will get in the backward pass."""
 
     @property
     def possible_N(self) -> Tensor:
-        """bool, N: the tokens that can get a nonzero gradient."""
+        """bool, [N]: the tokens whose gradient may not be zero."""
 
     def __call__(self, rows_C: Tensor, logprobs_C: Tensor, /) -> Tensor:
-        """Return the gradient (C) of the tokens in these of the N rows, given their log-probabilities."""
+        """Return the gradients of C of the N tokens, given these tokens' row indices and log-probabilities."""
 
 
 def linear_logprobs(
@@ -32,7 +32,7 @@ def linear_logprobs(
     entropy: bool,
     upstream: Upstream | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return log-probability and entropy of each target, like `token_logprobs`."""
+    """Return the log-probability and the entropy of each target, like `token_logprobs`."""
     with torch.autocast(states_NH.device.type, enabled=False):  # autocast would round sums to bfloat16
         out: tuple[Tensor, Tensor | None] = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
             states_NH, weight_VH, bias_V, targets_N, how, entropy, torch.is_grad_enabled(), upstream
@@ -41,14 +41,14 @@ def linear_logprobs(
 
 
 def kept_rows(layer: Layer) -> int:
-    """Return the number of tokens whose logits are in memory at once: 112 MiB of logits on a CPU, 512 MiB on a GPU."""
+    """Return how many tokens' logits are in memory at once: as many as fit in 112 MiB on a CPU, 512 MiB on a GPU."""
     elements = 28 * 2**20 if layer.weight_VH.device.type == "cpu" else 128 * 2**20
     return min(max(64, elements // len(layer.weight_VH)), layer.rows)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Found:
-    """Results of the forward pass for all tokens, filled group by group."""
+    """Results of the forward pass for all N tokens, filled one group of tokens at a time."""
 
     logprobs_N: Tensor
     entropy_N: Tensor | None
@@ -56,11 +56,11 @@ class _Found:
     others_N: Tensor
     slope_NH: Tensor | None
     expected_N: Tensor
-    """The part of each log-probability's gradient that the layer's gradient already includes."""
+    """Predicted gradient of each log-probability, which the output layer's gradient already includes."""
 
     @classmethod
     def empty(cls, states_NH: Tensor, *, entropy: bool, slope: bool) -> "_Found":
-        """Return tensors for all tokens. Slopes and expected gradients are 0 until they are computed."""
+        """Return empty tensors for all tokens. Slopes and predicted gradients are 0 until they are computed."""
         logprobs_N, log_z_N, others_N, expected_N = states_NH.new_zeros((4, len(states_NH)), dtype=torch.float32)
         return cls(
             logprobs_N=logprobs_N,
@@ -95,7 +95,7 @@ class _LayerGradient:
     def add_kept(
         self, gradient_N: Tensor, states_NH: Tensor, targets_N: Tensor, layer: Layer, scored: Scored, kept: Kept
     ) -> None:
-        """Add the tokens of a pass, using the logits that the pass stored, which are overwritten."""
+        """Add the tokens of one pass, using the logits that the pass stored in `kept`. The logits are overwritten."""
         rows_C = gradient_N.nonzero()[:, 0]
         some = len(rows_C) < len(gradient_N)
         push_N1, log_z_N1 = (gradient_N * layer.how.scale)[:, None], scored.log_z_N[:, None]
@@ -119,7 +119,7 @@ class _LayerGradient:
         log_z_N: Tensor,
         others_N: Tensor,
     ) -> None:
-        """Add these tokens, computing their logits again. Each tile of the gradient is written once."""
+        """Add these tokens, computing their logits a second time. Each tile of the gradient is written only once."""
         push_N1, room = (gradient_N * layer.how.scale)[:, None], Room(layer, len(gradient_N))
         for start, tile_WH in layer.tiles():
             sum_WH = torch.zeros_like(tile_WH, dtype=torch.float32)
@@ -140,7 +140,7 @@ class _LayerGradient:
 
 
 def _score(found: _Found, rows_N: Tensor, states_NH: Tensor, layer: Layer, targets_N: Tensor, *, slope: bool) -> None:
-    """Compute the results of these rows, including slopes if `slope` is true."""
+    """Store the log-probabilities of these rows in `found` and, if `slope` is true, also their derivatives."""
     rooms = Room(layer, len(rows_N)), Room(layer, len(rows_N))
     for rows_C in torch.split(rows_N, layer.rows):
         entropy = found.entropy_N is not None
@@ -150,7 +150,10 @@ def _score(found: _Found, rows_N: Tensor, states_NH: Tensor, layer: Layer, targe
 def _score_and_add(
     found: _Found, rows_N: Tensor, states_NH: Tensor, layer: Layer, targets_N: Tensor, upstream: Upstream
 ) -> _LayerGradient:
-    """Compute the results of these rows, and return the layer's gradient, computed from the same logits."""
+    """Compute the results of these rows like `_score`, and return the output layer's gradient.
+
+    The gradient is computed from the predictions of `upstream` and the same logits.
+    """
     gradient, most = _LayerGradient.zero(layer, torch.float32), kept_rows(layer)
     keep = gradient.weight_VH.new_empty(min(most, len(rows_N)) * len(layer.weight_VH))
     room = Room(layer, min(most, len(rows_N)))
@@ -173,6 +176,10 @@ def _score_and_add(
 
 class _LinearLogprobs(torch.autograd.Function):
     """Computes `token_logprobs` under a plain linear output layer.
+
+    Each product below is a matrix multiplication. The columns say whether it runs in the forward or the backward
+    pass: for a frozen layer, for a trained layer whose upstream gradient is predicted, and for a trained layer
+    without a prediction.
 
     ::
 

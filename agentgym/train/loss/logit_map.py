@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitMap:
-    """The model's map of its output layer's logits: a factor, then a soft cap (arXiv 2408.00118)."""
+    """How a model changes its output layer's logits: by a factor, then by a soft cap (arXiv 2408.00118)."""
 
     scale: float = 1.0
     """Factor of the logits, such as Cohere's logit_scale or 1 / Granite's logits_scaling."""
@@ -26,7 +26,7 @@ PLAIN = LogitMap()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """The map from the output layer's logits to the softmax: the model's own map, then the temperature."""
+    """The map from the output layer's logits to those of the softmax: the model's map, then the temperature."""
 
     temperature: float
     logits: LogitMap
@@ -45,10 +45,10 @@ class Scoring:
 
     @property
     def scale(self) -> float:
-        """Derivative of the mapped logits with respect to the output layer's logits, if there is no cap."""
+        """Derivative of the softmax's logits with respect to the output layer's logits, if there is no cap."""
         return self.logits.scale / self.temperature
 
     def bend(self, mapped: Tensor) -> Tensor | None:
-        """Return the factor by which the cap reduces the derivative at mapped logits, or None without a cap."""
+        """Return the factor by which the cap reduces the derivative at these mapped logits, or None without a cap."""
         cap = self.logits.cap
         return None if cap is None else 1 - (mapped * (self.temperature / cap)).square()

@@ -11,14 +11,14 @@ from agentgym.train.config import Divergence, ImportanceSampling, Loss, LossAgg,
 from agentgym.types.sample import Sample
 
 LARGEST_LOG_RATIO = 88.72
-"""Upper bound of log-ratios. Its ratio, 3.4e38, is about the largest number in float32.
+"""Largest log-ratio that is used. Its ratio, 3.4e38, is about the largest number in float32.
 
-A larger log-ratio is replaced with this one. Otherwise its ratio would be infinite and, if a clip stops the token,
-infinity times a gradient of 0 would be NaN. Ratios that fit into float32 don't change.
+A larger log-ratio is replaced with this one. Otherwise its ratio would be infinite. If a clip then stopped the
+token's gradient, infinity times 0 would be NaN. Ratios that fit into float32 don't change.
 """
 
 LARGEST_K3_GAP = 20.0
-"""Largest distance below the reference, in nats, at which k3 is exponential. Beyond it, k3 is a line.
+"""Distance below the reference, in nats, up to which k3 is exponential. Beyond it, k3 continues as a straight line.
 
 The line's slope is the gradient at that point, 1 - exp(20). A token that the policy has almost ruled out is therefore
 pulled back, and no finite log-probability makes a step infinite.
@@ -36,7 +36,9 @@ class LossSums:
     corrected: float
     """Number of tokens whose importance weight was truncated or masked."""
     kl: float
-    """Sum of r - 1 - log r, r = probability here / engine's: k3 of Schulman 2020, "Approximating KL divergence"."""
+    """Sum of r - 1 - log r over tokens, where r is the probability here divided by the engine's. This is k3 of
+    Schulman 2020, "Approximating KL divergence".
+    """
     entropy: float
     gap: float
     """Largest |log-probability here - the engine's| of any token, in nats."""
@@ -63,7 +65,7 @@ def denominator(samples: Sequence[Sample], loss_agg: LossAgg) -> float:
 
 
 def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, loss_agg: LossAgg) -> Tensor:
-    """Return the weighted sum over the trained tokens, which is the mean if divided by `denominator`.
+    """Return the weighted sum over the trained tokens. Divided by `denominator`, it is the mean.
 
     The weights are::
 
@@ -71,8 +73,9 @@ def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, loss
         sample            1 / trained tokens of its sample
         rollout           1 / trained tokens of its rollout     (weight_B / trained tokens of its sample)
 
-    The sums of parts add up to the sum of the whole, so micro-batches, padding and ranks make no difference. Merging
-    a segment's turns into one sample makes no difference either, except under "sample", which counts samples.
+    The sums of a batch's parts add up to the sum of the whole batch, so micro-batches, padding and ranks make no
+    difference. Merging a segment's turns into one sample makes no difference either, except under "sample", which
+    counts samples.
     """
     if loss_agg in ("sample", "rollout"):
         share_B = torch.ones_like(weight_B) if loss_agg == "sample" else weight_B
@@ -135,7 +138,7 @@ def policy_loss(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Term:
-    """Each token's term of the objective, and whether it was clipped or corrected."""
+    """Each token's term of the objective, which is maximized, and whether the token was clipped or corrected."""
 
     gain_BR: Tensor
     stopped_BR: Tensor
@@ -151,7 +154,7 @@ def masked_gap(logprobs_BR: Tensor, others_BR: Tensor, loss_mask_BR: Tensor) -> 
 
 
 def _one(log_ratio_BR: Tensor) -> Tensor:
-    """Return 1 for each token, with the gradient of the token's log-probability."""
+    """Return a 1 for each token, whose gradient is that of the token's log-probability."""
     return (log_ratio_BR - log_ratio_BR.detach()).exp()
 
 
@@ -182,7 +185,7 @@ def _clip(log_ratio_BR: Tensor, batch: Batch, config: TrainConfig, sequence_B: T
 
 
 def _ratio(log_ratio_BR: Tensor, batch: Batch, loss: Loss, sequence_B: Tensor | None) -> Tensor:
-    """Return r of each token, or s of its sequence."""
+    """Return each token's ratio r, or s of its sequence for the gspo losses (see `policy_loss`)."""
     if loss not in ("gspo", "gspo_rollout"):
         return log_ratio_BR.clamp(max=LARGEST_LOG_RATIO).exp()
     if sequence_B is None:
@@ -223,21 +226,23 @@ def _clipped(ratio_BR: Tensor, advantages_BR: Tensor, config: TrainConfig) -> Te
     gain_BR = torch.minimum(ratio_BR * advantages_BR, clipped_BR * advantages_BR)
     if config.dual_clip is None:
         return gain_BR
-    # Otherwise a bad token that has become much likelier would have an unbounded weight.
+    # Without this bound, a bad token that has become much likelier could have any weight.
     return torch.where(advantages_BR < 0, torch.maximum(gain_BR, config.dual_clip * advantages_BR), gain_BR)
 
 
 def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, *, estimator: Divergence) -> Tensor:
     """Return each token's estimate (nats, BR) of the KL divergence from a reference policy, 0 for untrained tokens.
 
-    With d = logprob here - the reference's, and the estimators of Schulman 2020, "Approximating KL divergence"::
+    Here d is the log-probability minus the reference's. The estimators are those of Schulman 2020, "Approximating KL
+    divergence"::
 
         k1   d                  gradient d grad(logprob), as a penalty of d in the reward would have
         k2   d^2 / 2            gradient d grad(logprob)
         k3   exp(-d) - 1 + d    gradient (1 - exp(-d)) grad(logprob); a line below d = -LARGEST_K3_GAP
 
-    On policy, k1 and k2 have the gradient of the divergence and k3 doesn't, while k1 and k3 are unbiased as values. The
-    plain derivative of k1 would be 0 on average (arXiv 2506.09477).
+    On policy, the gradients of k1 and k2 are unbiased estimates of the divergence's gradient, but that of k3 isn't.
+    The values of k1 and k3 are unbiased estimates of the divergence. The plain derivative of k1 would be 0 on average
+    (arXiv 2506.09477).
     """
     d_BR = torch.where(loss_mask_BR, logprobs_BR - reference_BR, 0.0)
     if estimator == "k1":
@@ -253,9 +258,9 @@ def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, 
 def importance_weights(
     log_ratio_BR: Tensor, loss_mask_BR: Tensor, *, importance_sampling: ImportanceSampling, cap: float
 ) -> Tensor:
-    """Return the weight of each token that another policy sampled. `log_ratio_BR` must be 0 for untrained tokens.
+    """Return the importance weight of each token, which corrects for the policy that sampled it.
 
-    ::
+    `log_ratio_BR` must be 0 for untrained tokens. With r the ratio of a token::
 
         token           min(r, cap)                     truncated: Ionides 2008; arXiv 1802.01561 (IMPALA)
         token_mask      r if 1/cap <= r <= cap, else 0
@@ -263,8 +268,7 @@ def importance_weights(
         sequence_mask   R if 1/cap <= R <= cap, else 0
         geometric_mask  r if 1/cap <= g <= cap, else 0, g the geometric mean of r over the sample's trained tokens
 
-    R leaves any range as a sample grows longer, while g stays on the scale of one token, no matter how long the
-    sample.
+    As a sample grows longer, R leaves any range, while g stays on the scale of one token.
     """
     judged_BR = log_ratio_BR
     if importance_sampling in ("sequence", "sequence_mask"):

@@ -22,14 +22,14 @@ class Forward:
     """Ids of the rollouts trained in this micro-batch; empty for padding."""
     sums: LossSums
     real_tokens: int
-    """Number of computed tokens that aren't padding."""
+    """Number of tokens that the pass computed, without padding."""
     computed_tokens: int
     gradient_is_finite: bool
-    """Whether this rank's shards of the gradients, summed up to this micro-batch, are finite."""
+    """Whether the gradients, accumulated up to this micro-batch in this rank's shards, are finite."""
 
 
 def step_metrics(forwards: Sequence[Forward], norms: Sequence[float], config: TrainConfig) -> dict[str, float]:
-    """Return the metrics over all ranks, of the optimizer steps that were taken or, if none was, of all steps."""
+    """Return the metrics over all ranks and over the optimizer steps that were taken. If none was, use all steps."""
     finite = {step for step, norm in enumerate(norms) if math.isfinite(norm)}
     steps = finite or set(range(len(norms)))
     taken = [f for f in forwards if f.step in steps]

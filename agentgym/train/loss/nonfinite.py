@@ -22,12 +22,12 @@ def gradient_is_finite(weights: Iterable[Tensor]) -> bool:
 
 
 def nonfinite_rollouts(forwards: Sequence[Forward], step: int) -> list[str]:
-    """Return the rollouts in a step's micro-batches, over all ranks, whose loss or gradient was not finite.
+    """Return the rollouts that made a step's loss or gradient infinite or NaN, as far as this can be determined.
 
-    Gradients accumulate: after the first gradient that isn't finite, no later sum is finite, so that gradient's
-    micro-batch is the cause. Ranks reduce their gradients together, so the rollouts in the micro-batches of all ranks
-    with its index are returned, unless a loss that isn't finite singles one out. If all gradients were finite and
-    only their norm wasn't, all rollouts are returned.
+    Gradients accumulate: once their sum isn't finite, it stays so. The first micro-batch after which the sum isn't
+    finite is therefore the cause. Ranks reduce their gradients together, so the rollouts of all ranks' micro-batches
+    with that index are returned, unless a loss that isn't finite singles one micro-batch out. If all gradients were
+    finite and only their norm wasn't, all of the step's rollouts are returned.
     """
     reports = [forward for forward in forwards if forward.step == step]
     blamed = [report for report in reports if not math.isfinite(report.sums.loss)]
@@ -38,7 +38,7 @@ def nonfinite_rollouts(forwards: Sequence[Forward], step: int) -> list[str]:
 
 
 def warn_skipped(steps: int, rollouts: Sequence[str]) -> None:
-    """Warn about skipped steps, and name the rollouts. The warning is the same on every rank."""
+    """Warn that steps were skipped, and name the rollouts that caused it. The warning is the same on every rank."""
     names = ", ".join(rollouts[:SHOWN]) + (f" and {len(rollouts) - SHOWN} more" if len(rollouts) > SHOWN else "")
     warnings.warn(
         f"{steps} optimizer step(s) skipped: loss or gradient was not finite in the micro-batches of rollouts {names}",

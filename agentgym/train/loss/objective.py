@@ -22,13 +22,15 @@ from agentgym.types.sample import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of one mini-batch. The terms of its micro-batches add up to it, no matter how the mini-batch was cut."""
+    """The loss of one mini-batch: the sum of its micro-batches' terms, no matter how it was cut into these."""
 
     config: TrainConfig
     denominator: float
     """Divisor of the mini-batch's sum."""
     sequences: Mapping[str, float] | None = None
-    """Log of each rollout's sequence ratio by its id, for the loss gspo_rollout; None for other losses."""
+    """For the loss gspo_rollout, the logarithm of each rollout's sequence ratio, by rollout id; None for other
+    losses.
+    """
 
     def __call__(
         self,
@@ -39,10 +41,10 @@ class Objective:
         reference_BR: Tensor | None,
         old_BR: Tensor | None,
     ) -> tuple[Tensor, LossSums]:
-        """Return the term of these samples, a scalar with `backward`, and its metrics.
+        """Return these samples' term of the loss, a scalar on which `backward` can be called, and its metrics.
 
-        `reference_BR` contains log-probabilities of the reference model, and `old_BR` the trainer's from before the
-        batch's first optimizer step. Each is None if the config doesn't need it.
+        `reference_BR` contains the log-probabilities of the reference model. `old_BR` contains those of the trainer's
+        policy before the batch's first optimizer step. Each is None if the config doesn't need it.
         """
         config, mask_BR = self.config, batch.loss_mask_BR
         loss, sums = policy_loss(
@@ -68,10 +70,10 @@ class Objective:
         )
 
     def by_token(self, batch: Batch, loss: Callable[[Tensor, Tensor], tuple[Tensor, LossSums]]) -> TokenLoss | None:
-        """Return the loss as a `TokenLoss`, or None if a ratio is computed over a whole segment.
+        """Return the loss as a `TokenLoss`, or None if the config needs a ratio over a whole segment.
 
-        A `TokenLoss` gives each token's gradient from that token's log-probability alone, which such ratios
-        (`WHOLE_SEGMENTS`) make impossible. The gradient of a token without an advantage comes only from the
+        In a `TokenLoss`, each token's gradient depends only on that token's log-probability, which ratios over a
+        segment (`WHOLE_SEGMENTS`) make impossible. A token whose advantage is 0 gets a gradient only from the
         divergence.
         """
         config = self.config
@@ -83,7 +85,7 @@ class Objective:
         )
 
     def _sequence(self, samples: Sequence[Sample], like: Tensor) -> Tensor | None:
-        """Return the log-ratio of each sample's rollout, or None if each sample has a separate ratio."""
+        """Return the log of each sample's rollout ratio, or None if the loss has no ratio per rollout."""
         if self.sequences is None:
             return None
         ratios = [self.sequences[sample.rollout_id] for sample in samples]
@@ -94,7 +96,7 @@ class Objective:
 def sample_log_ratios(
     samples: Sequence[Sample], batch: Batch, logprobs_BR: Tensor, old_BR: Tensor | None = None
 ) -> list[tuple[str, float, int]]:
-    """Return the rollout id, the sum of log-ratios and the number of trained tokens of each sample.
+    """Return each sample's rollout id, sum of log-ratios over trained tokens, and number of trained tokens.
 
     The ratios are relative to `old_BR`, or to the engine's log-probabilities if it is None.
     """
@@ -105,7 +107,10 @@ def sample_log_ratios(
 
 
 def rollout_log_ratios(parts: Sequence[tuple[str, float, int]]) -> dict[str, float]:
-    """Return the mean log-ratio of each rollout's trained tokens by its id, from the parts of `sample_log_ratios`."""
+    """Return the mean log-ratio of each rollout's trained tokens, by rollout id.
+
+    `parts` is the result of `sample_log_ratios`.
+    """
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for name, total, count in parts:

@@ -1,4 +1,7 @@
-"""One pass over the vocabulary of a linear output layer, in tiles of tokens and vocabulary."""
+"""One pass over the vocabulary of a linear output layer, tile by tile.
+
+A tile is the logits of some of the tokens for some of the vocabulary's ids.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,13 +29,13 @@ class Layer:
         return _tile(self.weight_VH)[0]
 
     def tiles(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield slices of the weight, each with the index of its first row."""
+        """Yield slices of the weight, each preceded by the index of its first row in the whole weight."""
         width = _tile(self.weight_VH)[1]
         for start in range(0, len(self.weight_VH), width):
             yield start, self.weight_VH[start : start + width]
 
     def logits(self, states_NH: Tensor, start: int, tile_WH: Tensor, out: Tensor) -> Tensor:
-        """Write the mapped logits of a tile, N x W, to `out` (float32), and return it."""
+        """Write the tokens' mapped logits for one slice of the weight to `out` (float32, N x W), and return it."""
         product(states_NH, tile_WH.T, out)
         if self.bias_V is not None:
             out += self.bias_V[start : start + len(tile_WH)]
@@ -45,7 +48,10 @@ def _tile(weight: Tensor) -> tuple[int, int]:
 
 
 class Room:
-    """Memory that each tile reuses. Fresh pages of that size would cost a fifth of a multiplication."""
+    """Memory that all tiles reuse.
+
+    Allocating fresh pages for each tile would take a fifth of the time of a multiplication.
+    """
 
     def __init__(self, layer: Layer, tokens: int) -> None:
         width = min(_tile(layer.weight_VH)[1], len(layer.weight_VH))
@@ -57,14 +63,14 @@ class Room:
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Write left @ right to `out` in float32. Factors may be rounded to bfloat16, sums never are."""
+    """Write left @ right to `out` in float32. The factors may be rounded to bfloat16, but the sums never are."""
     if _is_mixed(left, right):
         return torch.mm(left, right, out_dtype=torch.float32, out=out)
     return torch.mm(left.float(), right.float(), out=out)
 
 
 def add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to a float32 sum, like `product`."""
+    """Add left @ right to a float32 sum, with the same rounding as in `product`."""
     if _is_mixed(left, right):
         sum_ += torch.mm(left, right, out_dtype=torch.float32)
     else:
@@ -77,13 +83,13 @@ def _is_mixed(left: Tensor, right: Tensor) -> bool:
 
 
 def column(targets_N: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return each target's column in the tile that begins at `start`, N x 1, and whether it is inside that tile."""
+    """Return each target's column in the tile that begins at id `start` (N x 1), and whether it is inside it."""
     column_N1 = (targets_N - start)[:, None]
     return column_N1.clamp(0, width - 1), (column_N1 >= 0) & (column_N1 < width)
 
 
 def put(tile_NW: Tensor, column_N1: Tensor, inside_N1: Tensor, values_N1: Tensor) -> None:
-    """Write each token's value to its column if that is inside the tile."""
+    """Write each token's value to the token's column, but only if the column is inside the tile."""
     tile_NW.scatter_(1, column_N1, torch.where(inside_N1, values_N1, tile_NW.gather(1, column_N1)))
 
 
@@ -96,7 +102,9 @@ class Scored:
     log_z_N: Tensor
     """Logarithm of the sum of exp(logit / temperature)."""
     others_N: Tensor
-    """Probability of all ids except the target, because 1 - p would round to 0 if p is near 1."""
+    """Probability of all ids except the target. It is computed directly, because 1 - p would round to 0 if p is near
+    1.
+    """
     bend_N: Tensor
     """Factor by which the cap reduces the derivative at the target's logit."""
     slope_NH: Tensor | None
@@ -105,11 +113,11 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Results of a pass in each tile, for a second use of the same logits."""
+    """Intermediate results of a pass, one tile at a time, so that the same logits can be used again."""
 
     tiles: list[tuple[int, Tensor, Tensor]]
-    """For each tile: the first row of its weight; exp(logit - top), 0 at the target, times the factor of the cap, N x
-    W; and top, N x 1.
+    """Three values for each tile: the index of its first row in the weight; e (N x W); and top (N x 1). top is the
+    token's largest logit so far, and e is exp(logit - top), times the factor of the cap, with 0 at the target.
     """
 
 
@@ -123,16 +131,16 @@ def scan(
     slope: bool,
     keep: Tensor | None = None,
 ) -> tuple[Scored, Kept]:
-    """Pass over the vocabulary once, with the largest logit so far subtracted from each (arXiv 1805.02867).
+    """Pass over the vocabulary once, subtracting from each logit the largest one so far (arXiv 1805.02867).
 
-    With z the logits over the temperature, p their softmax and t the target::
+    With z the logits over the temperature, p their softmax, t the target and h the hidden state::
 
         log p_t           z_t - log sum_v exp z_v
         d log p_t / d h   (W_t - sum_v p_v W_v) / temperature = ((1 - p_t) W_t - sum_{v != t} p_v W_v) / temperature
 
     Under a soft cap, each W_v is multiplied by the slope of the cap at its logit. `keep` is flat memory for N x V
-    numbers, to which the tiles of the second result are written. Without it, the second result is empty, and both
-    rooms are used.
+    numbers, to which the tiles of the second result (`Kept`) are written. Without it, the second result is empty, and
+    both `rooms` are used as memory for tiles.
     """
     tokens, kept = len(states_NH), Kept(tiles=[])
     top_N1 = states_NH.new_full((tokens, 1), LOWEST, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The gradient of each log-probability, computed from that log-probability before all of them are known."""
+"""Computes the gradient of each log-probability from its value alone, before the other log-probabilities are known."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from agentgym.train.batching.layouts import Inputs
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenLoss:
-    """A loss in which a token's gradient depends only on that token's log-probability."""
+    """A loss in which each token's gradient depends only on that token's own log-probability."""
 
     term: Callable[[Tensor], Tensor]
     """The scalar on which `backward` will be called, as a function of the log-probabilities (BR)."""
@@ -21,7 +21,7 @@ class TokenLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleUpstream:
-    """The gradients of a forward pass's N log-probabilities under a loss over samples."""
+    """The gradients of a forward pass's N log-probabilities under a loss over samples (an `Upstream`)."""
 
     loss: TokenLoss
     inputs: Inputs
@@ -31,13 +31,16 @@ class SampleUpstream:
 
     @classmethod
     def of(cls, loss: TokenLoss, inputs: Inputs, loss_mask_BR: Tensor) -> "SampleUpstream":
-        """Return the gradients of one micro-batch. A shared token is possible if it is possible in any sample."""
+        """Create it for one micro-batch.
+
+        A shared token can get a gradient if it can in any of the samples that share it.
+        """
         possible_N = torch.zeros_like(inputs.target_N, dtype=torch.bool)
         possible_N[inputs.index_M[loss.possible_BR[loss_mask_BR]]] = True
         return cls(loss=loss, inputs=inputs, loss_mask_BR=loss_mask_BR, possible_N=possible_N)
 
     def __call__(self, rows_C: Tensor, logprobs_C: Tensor) -> Tensor:
-        """Return the gradient of the tokens in these rows. All other log-probabilities are treated as 0."""
+        """Return the gradients of the tokens in these rows, with all other log-probabilities taken as 0."""
         with torch.enable_grad():
             leaf_C = logprobs_C.detach().requires_grad_()
             all_N = leaf_C.new_zeros(len(self.possible_N)).index_copy(0, rows_C, leaf_C)

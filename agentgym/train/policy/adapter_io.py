@@ -35,9 +35,9 @@ def export_adapter(policy: PolicyModel) -> Adapter:
 
 @torch.no_grad()
 def export_weights(policy: PolicyModel, dtype: torch.dtype, *, keep: bool = True) -> ModelWeights | None:
-    """Return a CPU copy of the trained weights in the given data type. Every rank must call it.
+    """Return a CPU copy of the trained weights, converted to `dtype`. Every rank must call it.
 
-    A rank with `keep=False` only takes part in gathering, one weight at a time, and gets None.
+    A rank that passes `keep=False` only helps to gather the weights, one at a time. It stores none, and gets None.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -62,9 +62,10 @@ def _config(policy: PolicyModel) -> dict[str, Any]:
 
 
 def layer_names(causal: Any) -> list[str]:
-    """Return the shortest name suffixes that match the layers with an adapter and no other layer.
+    """Return the shortest suffixes of layer names that match every layer with an adapter and no other linear layer.
 
-    PEFT lists every layer's full name for small models, while engines look for the last part of the name.
+    They replace PEFT's list of targets, which contains full layer names if the model is small. Engines look for the
+    last part of a name.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -85,7 +86,10 @@ def layer_names(causal: Any) -> list[str]:
 
 
 def write_adapter(adapter: Adapter, path: Path, files: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write PEFT's two files and the named texts in `files`. The folder at `path` is complete or doesn't exist."""
+    """Write an adapter in PEFT's two files, and also the texts in `files`.
+
+    The folder at `path` is complete or doesn't exist.
+    """
     from safetensors.torch import save_file
 
     with written_whole(path) as fresh:
@@ -95,7 +99,7 @@ def write_adapter(adapter: Adapter, path: Path, files: Mapping[str, str] = Mappi
 
 
 def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
-    """Write base + adapter as a plain model folder, which is complete or doesn't exist.
+    """Write the base model with the adapter merged in as a plain model folder, which is complete or doesn't exist.
 
     The sums are computed in float32 and stored in the base model's data type. The tokenizer is copied if the base has
     one.
@@ -133,13 +137,13 @@ def write_model(
     fingerprint: str,
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write the base model with other weights as a plain model folder, which is complete or doesn't exist.
+    """Write the base model, with its weights replaced, as a plain model folder, which is complete or doesn't exist.
 
     The tokenizer is copied if the base has one.
 
     Args:
         base: Folder or Hugging Face name of the base model.
-        weights: The weights by their names in the model.
+        weights: The new weights by their names in the model.
         path: Folder to write.
         dtype: Data type of the written weights.
         fingerprint: Expected fingerprint of the base.
@@ -178,13 +182,13 @@ def _copy_tokenizer(base: Path | str, path: Path) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a CPU copy. A sharded tensor is gathered first, so every rank must call it."""
+    """Return a CPU copy of a tensor. Every rank must call it, because a sharded tensor is gathered first."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().to("cpu", copy=True).contiguous()
 
 
 def _plain(value: Any) -> Any:
-    """Return the value in JSON's types, because PEFT has sets and enums in its config."""
+    """Convert a value of PEFT's config, which may contain sets and enums, to types that JSON has."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):

@@ -1,9 +1,10 @@
-"""Attention for one row of many samples, on unmodified transformers models.
+"""Attention for one row of many samples (a `Row`), on unmodified transformers models.
 
 A token attends to itself and to earlier tokens of its sample, if the layer's mask allows it, and to no others. The
-module registers an attention implementation and its mask, which transformers passes to each layer. On a CPU, only the
-pairs that attend are computed: scaled dot products of each unbranched run with the tokens before it. On a GPU, it uses
-FlexAttention with a block mask. A full T x T matrix is never stored.
+module registers an attention implementation and its mask with transformers, which passes them to each layer. On a
+CPU, the row is split into unbranched runs of tokens. Each run attends only to itself and to the tokens before it,
+with a scaled dot product. On a GPU, FlexAttention computes the row with a block mask. A full T x T matrix is never
+stored.
 """
 
 import math
@@ -19,14 +20,14 @@ from agentgym.train.policy.row import MaskFunction, Row, RowMask, current_row
 from agentgym.types.arrays import Ints
 
 NAME = "agentgym_row"
-"""Name of the attention implementation, and of the decoder's argument that contains the row."""
+"""Name of the attention implementation, and of the keyword argument that passes the `Row` to the decoder."""
 BLOCK = 128
 """Number of tokens on each side of a block of FlexAttention's mask."""
 QUERIES = 512
 """Maximum number of queries in one dot product with an explicit mask, which bounds the size of the mask."""
 
 RUNS = True
-"""Whether a CPU computes run by run. The test of FlexAttention turns this off."""
+"""Whether a CPU computes one run of tokens at a time. The test of FlexAttention turns this off."""
 
 
 def register() -> None:
@@ -38,19 +39,24 @@ def register() -> None:
 
 
 def row_attention(end_T: Ints, device: torch.device) -> dict[str, Row]:
-    """Return the decoder's argument for a row in which query q attends to key k if and only if `k <= q < end_T[k]`."""
+    """Return the keyword argument that makes the decoder compute these tokens as a row.
+
+    In it, query q attends to key k if and only if `k <= q < end_T[k]`.
+    """
     return {NAME: Row(end_T, device)}
 
 
 def block_mask(end_T: Ints, device: torch.device, depth_T: Ints | None = None, starts_D: Ints | None = None) -> Any:
-    """Return FlexAttention's mask for a row, computed from the smallest and the largest end in each block.
+    """Return FlexAttention's mask for a row whose query q attends to key k if and only if `k <= q < end_T[k]`.
 
-    If `first` and `stop` are the bounds of a block of queries that lies after a block of keys::
+    It is computed from the smallest and the largest end (`end_T`) in each block of keys. If `first` and `stop` are
+    the bounds of a block of queries that lies after a block of keys::
 
         some pair attends      largest end > first         (if any query attends, the first one does)
         all pairs attend       smallest end >= stop         (never in a last block that isn't full)
 
-    With `starts_D`, a query of depth d sees no key of a depth (`depth_T`) below `starts_D[d]`.
+    `depth_T` is the depth of each token: the number of tokens before it in its samples. With `starts_D`, a query of
+    depth d attends to no key of a depth below `starts_D[d]`.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -102,16 +108,16 @@ def _attends_near(end: Tensor, depth: Tensor, start: Tensor) -> MaskFunction:
 
 
 def _blocks(dense: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return a block matrix in FlexAttention's form: each row's count of true columns, and its columns.
+    """Convert a block matrix to FlexAttention's form: each row's number of true columns, and the columns' indices.
 
-    The true columns come first.
+    The indices of the true columns come first.
     """
     table = torch.from_numpy(dense).to(device)[None, None].int()
     return table.sum(-1, dtype=torch.int32), table.argsort(dim=-1, descending=True, stable=True).int()
 
 
 def _mask(*_: Any, mask_function: MaskFunction, **__: Any) -> RowMask:
-    """Return the mask for the layers that transformers requests one for, with the signature that it calls."""
+    """Return a layer's mask as a `RowMask`. transformers calls this, with its own signature, when it creates masks."""
     row = current_row()
     if row is None:
         raise ValueError("layout: the model does not receive a row of samples; use layout padded")
@@ -150,27 +156,30 @@ def _attend(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Scores:
-    """Operations between the products of queries and keys and the attention weights."""
+    """Changes to the query-key products that turn them into attention weights."""
 
     scale: float | None = None
     """Factor of the products; None means 1 / the square root of the width."""
     softcap: float | None = None
     """Bound c of the scores, which become c tanh(score / c); None sets no bound."""
     sinks_H: Tensor | None = None
-    """Score of a token without a value, for each head; None if there is no such token."""
+    """Score of an extra token (a sink) that has no value, for each head; None if there is no such token."""
     starts_D: Ints | None = None
-    """Depth of the first token that a token of each depth attends to; None if it is always 0."""
+    """For each depth, the depth of the first token that a token of this depth attends to; None if it is always 0."""
 
     @property
     def plain(self) -> bool:
-        """Whether a fused kernel can compute them."""
+        """Whether a fused kernel can compute the scores, because they have neither a cap nor sinks."""
         return self.softcap is None and self.sinks_H is None
 
 
 def _attend_runs(row: Row, query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> Tensor:
-    """Attend run by run, in shapes [batch, heads, tokens, width]; several query heads may share a key head."""
+    """Compute the attention of each run in the row separately.
+
+    Tensors have the shape [batch, heads, tokens, width]. Several query heads may share a key head.
+    """
     share, runs = query.shape[1] // key.shape[1], row.runs
-    # One gather and one split for all runs, because the gradient of each is as large as the row.
+    # Gather and split once for all runs, because the gradient of each such operation is as large as the row.
     keys, values = (x if runs.keys is None else x.index_select(2, runs.keys) for x in (key, value))
     if share > 1:
         keys, values = keys.repeat_interleave(share, 1), values.repeat_interleave(share, 1)
@@ -184,10 +193,10 @@ def _attend_runs(row: Row, query: Tensor, key: Tensor, value: Tensor, scores: _S
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> list[Tensor]:
-    """Attend causally, in parts of at most QUERIES queries.
+    """Return the causal attention of one run, in parts of at most QUERIES queries.
 
-    The last query attends to all keys, and each earlier query to one key less. The keys have the depths 0, 1, 2 ...,
-    and the queries have the last of these depths.
+    The keys are the tokens at the depths 0, 1, 2 ..., and the queries are the last of these tokens. The last query
+    attends to all keys, and each earlier query to one key less than the next.
     """
     count, before = query.shape[2], key.shape[2] - query.shape[2]
     if not before and scores.plain and scores.starts_D is None:
@@ -210,7 +219,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> list[
 
 
 def _weigh(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scores: _Scores) -> Tensor:
-    """Attend with capped scores or sinks, which no fused CPU kernel computes."""
+    """Compute attention without a fused kernel, because no fused CPU kernel supports capped scores or sinks."""
     scale = 1 / math.sqrt(query.shape[-1]) if scores.scale is None else scores.scale
     score = query @ key.transpose(2, 3) * scale
     if scores.softcap is not None:

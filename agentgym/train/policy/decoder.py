@@ -1,4 +1,4 @@
-"""Wrappers of decoder parts that compute each sequence within its own bounds."""
+"""Wrappers that make a decoder, or parts of it, compute each sequence as if it were alone."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +29,7 @@ def decoder_of(causal: Any) -> Any:
 
 
 def wrap_decoder(decoder: Any) -> None:
-    """Patch the decoder in place, so that its `forward` accepts a `Row` as the keyword argument `NAME`.
+    """Patch the decoder in place, so that its `forward` accepts a `Row` as the keyword argument named by `NAME`.
 
     Rotary frequencies that depend on a sequence's length are then computed separately for each sample.
     """
@@ -42,7 +42,7 @@ def wrap_decoder(decoder: Any) -> None:
 
 
 def rope_kinds(module: Any) -> set[Any]:
-    """Return the kinds of rotary positions that a module computes, or an empty set for any other module."""
+    """Return the kinds of rotary positions (rope types) that a module computes; empty if it computes none."""
     kinds = getattr(module, "rope_type", None)
     return set(kinds.values()) if isinstance(kinds, dict) else {kinds} - {None}
 
@@ -51,7 +51,8 @@ def _in_its_row(decoder: Any, forward: Forward, *args: Any, **kwargs: Any) -> An
     row: Row | None = kwargs.pop(NAME, None)
     mask, sequences = kwargs.get("attention_mask"), None
     if row is not None:
-        # With a mask, transformers treats the row as one sample, and doesn't look for the samples in it.
+        # If a mask is passed, transformers treats the row as one sample, and doesn't try to find samples in its
+        # positions.
         kwargs["attention_mask"] = torch.ones_like(kwargs["input_ids"], dtype=torch.bool)
     elif isinstance(mask, Tensor) and mask.ndim == 2 and hasattr(decoder, UNPACKED):
         sequences = padded_sequences(mask)
@@ -60,11 +61,11 @@ def _in_its_row(decoder: Any, forward: Forward, *args: Any, **kwargs: Any) -> An
 
 
 UNPACKED = "agentgym_by_sequence"
-"""Attribute of a decoder that holds the names of its layers that are computed sequence by sequence."""
+"""Attribute of a decoder that lists the names of its parts that are computed sequence by sequence."""
 
 
 def compute_by_sequence(decoder: Any, names: tuple[str, ...]) -> None:
-    """Make these parts of the decoder compute each sequence of a block separately, from its first token on."""
+    """Make the named parts of the decoder compute each sequence of a block separately, from its first token on."""
     done = getattr(decoder, UNPACKED, ())
     for name in names:
         if name not in done:
@@ -85,13 +86,13 @@ def _by_sequence(forward: Forward, *args: Any, **kwargs: Any) -> Any:
     sequences = current_sequences()
     if sequences is None:
         return forward(*args, **kwargs)
-    # Padding comes after the sequences, where a causal layer doesn't see it, so no mask is needed.
+    # The padding follows each sequence. A causal layer's earlier outputs don't depend on it, so no mask is needed.
     args, kwargs = _each(lambda x: None if isinstance(x, RowMask) else sequences.spread(x), (args, kwargs))
     return _each(sequences.collect, forward(*args, **kwargs))
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """Apply `change` to everything in the value's tuples, lists and dicts, and return the result."""
+    """Apply `change` to every item nested in the value's tuples, lists and dicts, and return the result."""
     if isinstance(value, tuple | list):
         return type(value)([_each(change, item) for item in value])
     if isinstance(value, dict):
@@ -123,10 +124,11 @@ def _joined(parts: list[Any], axis: int) -> Any:
 
 
 def mixing_parts(decoder: Any, run: Callable[[Row], Any], row: Row) -> tuple[str, ...]:
-    """Return the names of layer parts whose tokens depend on earlier tokens by other means than attention.
+    """Return the names of layer parts whose tokens depend on earlier tokens by means other than attention.
 
-    `run` computes the row, which contains one sample. Each part that doesn't attend is then computed again with a
-    different first token. If a later token's output differs, the part mixes tokens.
+    Such a part needs `compute_by_sequence`. `run` computes the row, which must contain one sample. Each part that
+    doesn't attend is then computed again with a different first token. If the output of a later token changes, the
+    part mixes tokens.
     """
     attending: set[nn.Module] = set()
     row.attending = attending
@@ -160,7 +162,7 @@ def mixing_parts(decoder: Any, run: Callable[[Row], Any], row: Row) -> tuple[str
 
 @torch.no_grad()
 def _mixes(part: nn.Module, args: Any, kwargs: Any, tokens: int) -> bool:
-    """Return whether later tokens' outputs depend on the first token."""
+    """Return whether the part's outputs at later tokens change if its input at the first token does."""
 
     def other(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.ndim != 3 or value.shape[:2] != (1, tokens):

@@ -52,9 +52,10 @@ def open_policy(path: Path | str, config: TrainConfig, ranks: Ranks, *, seed: in
 
 
 def open_reference(path: Path | str, config: TrainConfig, ranks: Ranks) -> PolicyModel:
-    """Return the frozen reference of a policy that is trained whole, sharded in the same way as the policy.
+    """Return the frozen reference model for a policy of which all weights are trained.
 
-    Its data type is that of the policy's computation. Every rank must call it.
+    It is sharded in the same way as the policy, and has the data type that the policy computes in. Every rank must
+    call it.
     """
     sharded = ranks.world > 1 or shards_alone(config, ranks.device)
     dtype = weight_type(config, ranks.device)
@@ -93,7 +94,7 @@ def _from_the_first(
     load: Callable[..., PolicyModel],
     empty: Callable[[], PolicyModel],
 ) -> PolicyModel:
-    """Build an empty policy on each rank, shard it, and send the weights from rank 0."""
+    """Build an empty policy on each rank, shard it, and send it the weights that rank 0 loads."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     source, error = None, ""
@@ -108,14 +109,14 @@ def _from_the_first(
         raise ValueError(f"model: rank 0 could not load {path}: {error}")
     policy = empty()
     policy.base_fingerprint = base_fingerprint
-    if source is not None:  # the split and the names of the weights in the model's files, for saving
+    if source is not None:  # for saving: how the weights are split and named in the model's files
         policy.causal._weight_conversions = getattr(source.causal, "_weight_conversions", None)
     go_way(policy, way)
     _arrange(policy, config, ranks, sharded=True)
     policy.to_empty(device=ranks.device)
     weights = {} if source is None else source.state_dict()
     set_model_state_dict(policy, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    # Rotary frequencies aren't in a state dict, and weren't computed on the meta device.
+    # Rotary frequencies must be copied too: they are not in a state dict, and were not computed on the meta device.
     computed = {} if source is None else dict(source.named_buffers())
     for name, buffer in policy.named_buffers():
         if computed:
@@ -158,14 +159,14 @@ def weight_type(config: TrainConfig, device: torch.device) -> torch.dtype:
 
 
 def stored_type(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """Return the data type of the model's weights in memory, which is float32 if the whole model is trained."""
+    """Return the data type in which the model's weights are stored, which is float32 if the whole model is trained."""
     return torch.float32 if config.method == "full" else weight_type(config, device)
 
 
 def shards_alone(config: TrainConfig, device: torch.device) -> bool:
-    """Return whether even a single process shards the model.
+    """Return whether to shard the model with FSDP2 even in a single process.
 
-    FSDP2 is needed to round trained float32 weights to the data type that the model computes in.
+    This is needed if trained float32 weights must be rounded to another data type for computing, which FSDP2 does.
     """
     return config.shard or stored_type(config, device) != weight_type(config, device)
 
@@ -179,16 +180,17 @@ def _arrange(policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, sharded:
 
 
 def checkpoint_layers(policy: PolicyModel) -> None:
-    """Store only each decoder layer's input for the backward pass, and recompute the rest there."""
+    """Store only each decoder layer's input in the forward pass, and recompute the layer in the backward pass."""
     for layer in _layers(policy, "gradient_checkpointing"):
-        # Inside the layer's hooks, in which FSDP gathers the layer's weights. Dropout is off, so nothing is random.
+        # Wrapped inside the layer's hooks, with which FSDP gathers its weights. Dropout is off, so recomputing is
+        # exact.
         layer.forward = partial(
             checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts
         )
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a layer's first and second forward pass. The second may run in another thread."""
+    """Return the contexts of a layer's first forward pass and of its second one, which may run in another thread."""
     return nullcontext(), as_now()
 
 
@@ -238,7 +240,7 @@ def shard(
     )
 
     world = dist.get_world_size()
-    # One row per replica: neighbors, such as the ranks of one node, shard the same replica.
+    # One row per replica. The ranks in a row are neighbors, such as those of one node, and shard the same replica.
     sizes = (world,) if replicas == 1 else (replicas, world // replicas)
     how: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, sizes, mesh_dim_names=("replica", "shard")[-len(sizes) :]),

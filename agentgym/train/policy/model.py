@@ -24,23 +24,24 @@ from agentgym.train.policy.targets import ALL_LINEAR, Coverage, coverage, find_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """Requirements of a model's forward pass in a layout.
+    """What a model's forward pass needs in order to be correct in a layout.
 
-    They are found with the weights, and sent to ranks without them.
+    It is determined on the rank that has the weights, and sent to the ranks that don't.
     """
 
     layout: Layout = "padded"
     logits: LogitMap = PLAIN
-    """The model's map of its output layer's logits."""
+    """How the model changes its output layer's logits, such as by a factor or a soft cap."""
     parts: tuple[str, ...] = ()
-    """Names of the decoder parts that are computed sequence by sequence."""
+    """Names of the decoder parts that must be computed sequence by sequence."""
 
 
 class PolicyModel(nn.Module):
     """Computes log-probabilities from the tensors of a batch.
 
-    It is the root module that FSDP shards. FSDP's hooks around its forward gather the parameters that belong to no
-    layer (embedding, norm, output layer), so all computation has to happen inside it.
+    It is the root module that FSDP shards. Some parameters belong to no decoder layer: the embedding, the last norm
+    and the output layer. FSDP gathers them in hooks around this module's forward pass, so all computation must happen
+    inside that pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,7 +50,7 @@ class PolicyModel(nn.Module):
         self.base_fingerprint = ""
         """Hash of the base model (see `base_fingerprint`); empty until the weights are loaded."""
         self.way = Way()
-        """Requirements of the model's forward pass, found when it was opened."""
+        """What the model's forward pass needs, as found when the model was opened."""
 
     @property
     def causal(self) -> Any:
@@ -59,7 +60,7 @@ class PolicyModel(nn.Module):
 
     @property
     def coverage(self) -> Coverage:
-        """Coverage of the decoder's weights by training, either through an adapter or directly."""
+        """How much of the decoder is trained, either through an adapter or directly."""
         return coverage(self.causal)
 
     @property
@@ -72,8 +73,8 @@ class PolicyModel(nn.Module):
         """Disable the adapter inside the block, so that the forward pass is that of the base model."""
         trained = [weight for weight in self.parameters() if weight.requires_grad]
         with cast("Any", self.model).disable_adapter():
-            # PEFT freezes a disabled adapter, but FSDP2 determines the gradients' data type from the trained weights
-            # in the very first forward pass.
+            # PEFT freezes a disabled adapter. But FSDP2 determines the gradients' data type from the weights that are
+            # trained in the very first forward pass.
             for weight in trained:
                 weight.requires_grad_(True)
             yield
@@ -87,11 +88,11 @@ class PolicyModel(nn.Module):
         entropy: bool = True,
         loss: TokenLoss | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere.
+        """Return the log-probability and the entropy (nats, float32, [B, R]) of each trained token, 0 elsewhere.
 
         With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary. `loss` is the loss
-        on which `backward` will be called. If the output layer is trained, passing it saves one of four
-        multiplications by that layer.
+        on which `backward` will be called. If the output layer is trained, passing the loss here saves one of the
+        four multiplications by that layer.
         """
         states_NH, targets_N = self._states(inputs), inputs.target_N
         head, logits = self.causal.get_output_embeddings(), self.way.logits
@@ -108,14 +109,14 @@ class PolicyModel(nn.Module):
         return inputs.scatter_to_samples(logprobs_N, loss_mask_BR), inputs.scatter_to_samples(entropy_N, loss_mask_BR)
 
     def states(self, inputs: Inputs) -> Tensor:
-        """Return the last layer's hidden state (float32, MH) that predicts each of the M trained tokens.
+        """Return, for each of the M trained tokens, the last hidden state that predicts it (float32, [M, hidden size]).
 
         The tokens are in the order of `Inputs.index_M`: by sample, and from left to right.
         """
         return self._states(inputs).index_select(0, inputs.index_M).float()
 
     def _states(self, inputs: Inputs) -> Tensor:
-        """Return the last hidden states (NH) from which the trained tokens are predicted."""
+        """Return the N last hidden states ([N, hidden size]) that predict the trained tokens; see `Inputs.source_N`."""
         hidden_BTH: Tensor = decoder_of(self.causal)(**inputs.arguments(), use_cache=False).last_hidden_state
         return hidden_BTH.flatten(0, 1).index_select(0, inputs.source_N)
 
@@ -143,15 +144,16 @@ def load_policy(
     layout: Layout = "padded",
     device: torch.device | None = None,
 ) -> PolicyModel:
-    """Load the base weights from `path`, frozen, and add a LoRA adapter to the linear layers named by `targets`.
+    """Load the base weights from `path`, freeze them, and add a LoRA adapter to the linear layers named by `targets`.
 
     The adapter's initial weights depend only on `seed`, and with them the policy equals the base (arXiv 2106.09685).
     The adapter is scaled by alpha / rank, or by alpha / sqrt(rank) with `rslora` (arXiv 2312.03732). `dora` trains
     the length of each weight row separately from its direction (arXiv 2402.09353).
 
     Raises:
-        ValueError: If the model doesn't have a target, if its log-probabilities in this `layout` differ from those of
-            its own forward pass of each sequence alone, or if the folder doesn't contain a complete model.
+        ValueError: If the model doesn't have a target, or the folder doesn't contain a complete model. Also if the
+            log-probabilities in this `layout` differ from those of the model's own forward pass of each sequence
+            alone.
     """
     base = _base(path, dtype)
     with torch.random.fork_rng(devices=[]):
@@ -170,7 +172,9 @@ def load_whole_policy(
     layout: Layout = "padded",
     device: torch.device | None = None,
 ) -> PolicyModel:
-    """Load the weights from `path`. Either the language model's weights are trained, or none.
+    """Load a model from `path` without an adapter.
+
+    If `trained`, all of the language model's weights are trained, otherwise none.
 
     Raises:
         ValueError: As in `load_policy`.
@@ -181,7 +185,7 @@ def load_whole_policy(
 
 
 def _ready(policy: PolicyModel, fingerprint: str, layout: Layout, device: torch.device | None) -> PolicyModel:
-    """Move a loaded policy to its device, and find the requirements of its forward pass.
+    """Move a loaded policy to its device, and find what its forward pass needs in this layout.
 
     Raises:
         ValueError: If the policy's results would be wrong in this layout.
@@ -197,7 +201,10 @@ def _ready(policy: PolicyModel, fingerprint: str, layout: Layout, device: torch.
 
 
 def _whole(base: Any, *, trained: bool) -> PolicyModel:
-    """Return a policy whose decoder and output layer are trained. Other parts, such as for images, stay frozen."""
+    """Return a policy without an adapter. If `trained`, its decoder and output layer are trained.
+
+    Other parts, such as those for images, stay frozen.
+    """
     base.requires_grad_(False)
     for part in (decoder_of(base), base.get_output_embeddings()) if trained else ():
         part.requires_grad_(True)
@@ -219,7 +226,7 @@ def _refuse_kind(causal: Any) -> None:
 
 
 def go_way(policy: PolicyModel, way: Way) -> None:
-    """Prepare a policy, with or without its weights, for the requirements that were found with the weights."""
+    """Apply requirements that were found with the weights to a policy, which may itself have no weights."""
     policy.way, decoder = way, decoder_of(policy.causal)
     wrap_decoder(decoder)
     if way.layout == "padded":
@@ -254,7 +261,10 @@ def _base(path: Path | str, dtype: torch.dtype) -> Any:
 
 
 def _refuse_padding_id(path: Path | str) -> None:
-    """Raise ValueError for a padding id above the vocabulary, for which torch can't create the embedding."""
+    """Raise ValueError if the config's padding id is above the vocabulary.
+
+    With such an id, torch can't create the embedding.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path).get_text_config()
@@ -274,7 +284,7 @@ def empty_policy(
 ) -> PolicyModel:
     """Return the policy without its weights, on the meta device. Only the model's config is read.
 
-    Without a `shape`, the policy has no adapter: either the model's weights are trained, or none.
+    Without a `shape`, the policy has no adapter. If `trained`, the model's own weights are trained then, else none.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -303,5 +313,6 @@ def _adapted(base: Any, shape: AdapterShape) -> PolicyModel:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT uses the old name
         model = get_peft_model(base, lora)
-    # Dropout must be off, because the ratio to the engine must be 1 on policy. Gradients don't need train mode.
+    # Dropout must be off: on policy, the ratio to the engine's probabilities must be 1. Gradients don't need train
+    # mode.
     return PolicyModel(model.eval())

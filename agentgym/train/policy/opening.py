@@ -1,4 +1,4 @@
-"""A check when a model is opened: compares its training layout with its own forward pass of each sequence alone."""
+"""Checks that run when a model is opened: whether its hidden states in a layout equal those of each sequence alone."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,19 +23,19 @@ from agentgym.types.sample import Sample
 LENGTHS = (11, 4, 9, 2)
 """Lengths in tokens of the compared sequences. The first three sequences share their first three tokens."""
 LARGE = 50_000_000
-"""Number of weights above which the comparison uses all of the machine's cores."""
+"""Number of weights above which the comparison uses all of the machine's cores instead of one thread."""
 PEAK = 50.0
-"""Largest logit in the comparison that finds the model's logit map."""
+"""Size to which the largest logit is scaled when the model's logit map is found."""
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the mean difference, in standard deviations, that rounding may cause."""
+    """Return how much rounding may change hidden states: the mean difference, in standard deviations."""
     return 1e-4 if dtype == torch.float32 else 0.1
 
 
 @contextmanager
 def _cores(model: Any) -> Iterator[None]:
-    """Use all cores for a large model, and one thread for a small one.
+    """Use all cores inside the block for a large model, but only one thread for a small one.
 
     One thread is as fast for a small model, and leaves the other cores free.
     """
@@ -49,10 +49,10 @@ def _cores(model: Any) -> Iterator[None]:
 
 
 def check_padded(model: Any) -> tuple[str, ...]:
-    """Check that left-padded rows give the same states as each sequence alone.
+    """Check that left-padded rows give the same hidden states as each sequence alone.
 
     Returns:
-        The names of the parts that must be computed sequence by sequence to achieve this; empty for most models.
+        The names of the decoder parts that must be computed sequence by sequence for this; empty for most models.
 
     Raises:
         ValueError: If the states differ. The message names the model.
@@ -74,15 +74,15 @@ def check_padded(model: Any) -> tuple[str, ...]:
 def attend_in_rows(
     model: Any, layouts: Sequence[Layout] = ("packed", "tree"), parts: tuple[str, ...] | None = None
 ) -> tuple[str, ...]:
-    """Make the model compute the samples of a row separately, without changing its code.
+    """Make the model compute the samples of a row independently of each other, without changing its code.
 
-    Each layout is compared with each sequence alone.
+    Each layout's results are compared with those of each sequence alone.
 
     Args:
         model: A transformers model, with or without an adapter.
         layouts: The layouts to check.
-        parts: The result of an earlier call, with which nothing is computed, so the model needs no weights. None
-            finds the parts.
+        parts: The result of an earlier call, which is applied without a check, so the model needs no weights. None
+            runs the check and finds the parts.
 
     Returns:
         The names of the parts that are computed sequence by sequence, such as those with a recurrent state.
@@ -114,7 +114,7 @@ def attend_in_rows(
 
 
 def _instead(model: Any, failure: str) -> str:
-    """Return the advice for a layout with wrong results."""
+    """Return what to do about wrong results in a layout, as the end of an error message."""
     if "use layout packed" in failure:
         return "use layout packed"
     try:
@@ -153,7 +153,7 @@ def _samples(model: Any) -> list[Sample]:
 
 
 def _ids(model: Any) -> Ints:
-    """Return ids that are plain tokens, judging by the config."""
+    """Return ids that the config doesn't define as special tokens."""
     special = set()
     for config in (model.config, model.config.get_text_config()):
         for name, value in config.to_dict().items():
@@ -170,7 +170,7 @@ def _on(model: Any, inputs: Inputs) -> Inputs:
 
 @torch.no_grad()
 def _alone(decoder: Any, samples: Sequence[Sample]) -> Tensor:
-    """Return the states of each sequence, computed in a separate forward pass."""
+    """Return the hidden states of all sequences, each computed in a separate forward pass."""
     device = next(decoder.parameters()).device
     states = []
     for sample in samples:
@@ -181,7 +181,7 @@ def _alone(decoder: Any, samples: Sequence[Sample]) -> Tensor:
 
 @torch.no_grad()
 def _difference(model: Any, decoder: Any, samples: Sequence[Sample], alone: Tensor, layout: Layout) -> str | None:
-    """Return the error of the states in this layout, or None if they match those of each sequence alone."""
+    """Return a description of what is wrong in this layout, or None if its hidden states match those in `alone`."""
     inputs = _on(model, lay_out(samples, layout=layout, pad_id=0))
     try:
         hidden_BTH = decoder(**inputs.arguments(), use_cache=False).last_hidden_state
@@ -197,7 +197,7 @@ def _difference(model: Any, decoder: Any, samples: Sequence[Sample], alone: Tens
 
 
 def _mixing(model: Any) -> tuple[str, ...]:
-    """Return the layer parts that mix tokens by other means than attention, or an empty tuple if the check fails."""
+    """Return the layer parts that mix tokens by means other than attention, or an empty tuple if the check fails."""
     decoder, before = _decoder(model), model.config._attn_implementation
     inputs = _on(model, lay_out(_samples(model)[:1], layout="packed", pad_id=0))
     arguments = inputs.arguments()
@@ -216,13 +216,13 @@ def _mixing(model: Any) -> tuple[str, ...]:
 
 
 def find_logit_map(model: Any) -> LogitMap:
-    """Return the model's map of its output layer's logits.
+    """Find out how the model changes its output layer's logits.
 
-    The states of one sequence are scaled up, so a cap has a visible effect. The factor and the cap must be in the
-    config.
+    The hidden states of one sequence are scaled up, so that a cap has a visible effect. Only a factor and a cap that
+    are in the model's config are tried.
 
     Raises:
-        ValueError: If the map is more than a factor and a soft cap.
+        ValueError: If the change is more than a factor and a soft cap.
     """
     with _cores(model), torch.no_grad():
         decoder, head = _decoder(model), model.get_output_embeddings()
@@ -248,7 +248,7 @@ def find_logit_map(model: Any) -> LogitMap:
 
 
 def _candidates(model: Any) -> list[LogitMap]:
-    """Return the maps that are possible with the numbers in the config, the plain map first."""
+    """Return the maps that are possible with the numbers in the config. The map that changes nothing comes first."""
     values: dict[str, float] = {}
     for config in (model.config, model.config.get_text_config()):
         for name, value in config.to_dict().items():
@@ -261,10 +261,10 @@ def _candidates(model: Any) -> list[LogitMap]:
 
 @contextmanager
 def _stretched(decoder: Any, factor: float) -> Iterator[list[Tensor]]:
-    """Multiply the decoder's states by a factor inside the block.
+    """Multiply the decoder's hidden states by a factor inside the block.
 
     Yields:
-        A list that receives the scaled states of each call.
+        A list to which each call of the decoder appends its scaled states.
     """
     forward, kept = decoder.forward, []
 

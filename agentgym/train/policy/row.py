@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from agentgym.types.arrays import Ints
 
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Returns, as in transformers, which queries attend to which keys. It is called with batch, head, query and key."""
+"""A mask function as in transformers: called with batch, head, query and key, it returns whether the query attends to
+the key.
+"""
 CHECKED = 64
-"""Depth of a row up to which the range that was found is compared with every pair of a layer's mask."""
+"""Maximum depth of a row for which `Row.starts` compares its result with every pair of a layer's mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Runs:
-    """A row of tokens as unbranched runs, each with the tokens that come before it.
+    """A row of tokens split into unbranched runs, each with the tokens that come before it in its samples.
 
     ::
 
@@ -34,8 +36,8 @@ class Runs:
     queries: list[int]
     """Number of tokens in each run."""
     keys: Tensor | None
-    """int64: for each run, the positions of the tokens before it in its samples, then its own positions; None if these
-    are all positions of the row in order.
+    """int64: for each run, the positions in the row of the tokens before it in its samples, then those of its own
+    tokens. None if the keys are all positions of the row in order.
     """
     sizes: list[int]
     """Number of keys of each run."""
@@ -43,7 +45,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sequences:
-    """The sequences of a block of B x T tokens, each from its first token on, padded at the right.
+    """The sequences of a block of B x T tokens, each complete from its first token on, padded at the right.
 
     ::
 
@@ -53,27 +55,27 @@ class Sequences:
     """
 
     gather_SL: Tensor
-    """int64: index of each token of each sequence in the flattened block."""
+    """int64: for each token of each sequence, its index in the flattened block."""
     place_N: Tensor
-    """int64: index of each token of the flattened block in the flattened sequences."""
+    """int64: for each token of the flattened block, its index in the flattened sequences."""
     shape: tuple[int, int]
     """B and T."""
 
     def spread(self, value: Any) -> Any:
-        """Rearrange a tensor of the block by sequences, and return anything else unchanged."""
+        """Rearrange a tensor from the block's shape to one row per sequence. Anything else is returned unchanged."""
         if not isinstance(value, Tensor) or tuple(value.shape[:2]) != self.shape:
             return value
         return value.flatten(0, 1)[self.gather_SL]
 
     def collect(self, value: Any) -> Any:
-        """Rearrange a tensor of the sequences as a block, and return anything else unchanged."""
+        """Rearrange a tensor from one row per sequence to the block's shape. Anything else is returned unchanged."""
         if not isinstance(value, Tensor) or value.shape[:2] != self.gather_SL.shape:
             return value
         return value.flatten(0, 1)[self.place_N].reshape(*self.shape, *value.shape[2:])
 
 
 class Row:
-    """A row in which query q attends to key k only if `k <= q < end_T[k]`, computed on `device`."""
+    """A row of samples on `device`, in which query q may attend to key k only if `k <= q < end_T[k]`."""
 
     def __init__(self, end_T: Ints, device: torch.device) -> None:
         self.end_T, self.device = end_T, device
@@ -94,7 +96,7 @@ class Row:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """The paths from each first token to each last token, which no token follows."""
+        """The complete sequences of the row: every path from a first token to a token that none follows."""
         count, found = self.runs, []
         keys = np.arange(len(self.end_T)) if count.keys is None else count.keys.numpy()
         stops, paths = np.cumsum(count.queries), np.split(keys, np.cumsum(count.sizes)[:-1])
@@ -111,7 +113,10 @@ class Row:
         )
 
     def starts(self, mask: MaskFunction) -> Ints | None:
-        """Return the depth of the first token that each depth attends to under a layer's mask, or None if always 0.
+        """Return how far back tokens may attend under a layer's mask, or None if they may always attend to all before.
+
+        Entry d is the depth of the first token that a token at depth d attends to. A sliding window gives such a
+        mask.
 
         Raises:
             ValueError: If the mask isn't causal, or if the range of tokens that it allows has gaps.
@@ -141,7 +146,7 @@ class Row:
 
 
 class RowMask:
-    """The mask that an attention layer receives: the row, and the layer's own mask within a sample."""
+    """The mask that an attention layer receives: the row, and the layer's own mask for tokens of one sample."""
 
     def __init__(self, row: Row, mask: MaskFunction | None = None) -> None:
         self.row, self._mask = row, mask
@@ -155,7 +160,10 @@ class RowMask:
 
 
 def runs(end_T: Ints) -> Runs:
-    """Return the runs of a row. A token starts a run if the token before it in the row isn't its parent."""
+    """Split a row into its runs.
+
+    A token starts a new run unless the token before it in the row also comes before it in its samples.
+    """
     starts = [0, *(np.flatnonzero(end_T[:-1] <= np.arange(1, len(end_T))) + 1).tolist()]
     paths = [np.flatnonzero(end_T[:start] > start) for start in starts]
     spans = list(pairwise([*starts, len(end_T)]))
@@ -185,12 +193,12 @@ _SEQUENCES: ContextVar[Sequences | None] = ContextVar("sequences", default=None)
 
 
 def current_row() -> Row | None:
-    """Return the row that is being computed, or None if there is none."""
+    """Return the row that the current forward pass computes, or None if it doesn't compute a `Row`."""
     return _ROW.get()
 
 
 def current_sequences() -> Sequences | None:
-    """Return the sequences of the block that is being computed, or None if each of its rows is a sequence."""
+    """Return the sequences of the block that is being computed, or None if each row of the block is one sequence."""
     row = _ROW.get()
     return _SEQUENCES.get() if row is None else row.sequences
 
@@ -206,11 +214,11 @@ def _computing(row: Row | None, sequences: Sequences | None) -> Any:
 
 
 def computing(row: Row | None, sequences: Sequences | None = None) -> AbstractContextManager[None]:
-    """Return a context in which this row, or these sequences of a padded block, are being computed."""
+    """Return a context in which `current_row` and `current_sequences` return these values."""
     context: AbstractContextManager[None] = _computing(row, sequences)
     return context
 
 
 def as_now() -> AbstractContextManager[None]:
-    """Return a context with the current row and sequences, to be entered in a layer's second forward pass."""
+    """Return a context that restores the present row and sequences when a layer is computed a second time."""
     return computing(_ROW.get(), _SEQUENCES.get())

@@ -1,4 +1,4 @@
-"""The weights that get an adapter, and their share of the model's layers."""
+"""Finds the weights that get an adapter, and how much of the model they cover."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +8,11 @@ from torch import nn
 from agentgym.train.policy.decoder import decoder_of
 
 ALL_LINEAR = "all-linear"
-"""Target that means every linear layer of the decoder's layers, except those that route tokens to experts."""
+"""The target that means every linear layer in the decoder's layers, except those that route tokens to experts."""
 EXPERTS = "experts"
-"""Target that means expert weights that are stored as one tensor, with a matrix for each expert."""
+"""The target that means experts whose weights are stored as one tensor, with a matrix for each expert."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Settings in a model's config that hold the number of experts."""
+"""Names under which a model's config may store the number of experts."""
 EXPERT_PARTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 """Names of the linear layers of experts and of their router."""
 
@@ -32,11 +32,11 @@ class Coverage:
     """How much of the decoder is trained, by an adapter or directly."""
 
     share: float
-    """Share of the weights in the decoder's layers that are trained; vectors and embeddings don't count."""
+    """Fraction of the weights in the decoder's layers that are trained. Vectors and embeddings don't count."""
     adapted: tuple[str, ...]
-    """Last two name parts of the weights that are trained, without duplicates."""
+    """Short names of the weights that are trained: the last two parts of each name, without duplicates."""
     bare: tuple[str, ...]
-    """Last two name parts of the weights that aren't trained, without duplicates."""
+    """Short names of the weights that aren't trained: the last two parts of each name, without duplicates."""
 
 
 def find_targets(model: Any, targets: tuple[str, ...]) -> Targets:
@@ -136,7 +136,7 @@ def _linear(model: Any) -> dict[str, nn.Module]:
 
 
 def _ends(model: Any) -> dict[str, str]:
-    """Return descriptions of the output layer and the embeddings, by the last part of their names."""
+    """Return what the output layer and the embeddings are called in messages, by the last part of their names."""
     head = model.get_output_embeddings()
     found = {n: "an embedding" for n, part in model.named_modules() if isinstance(part, nn.Embedding)}
     found |= {n: "the output layer" for n, part in model.named_modules() if part is head}
@@ -164,7 +164,7 @@ def _routes(model: Any, name: str, layer: Any) -> bool:
 
 
 def _used_as_tensor(model: Any, name: str) -> bool:
-    """Return whether a state-space layer passes this layer's weight to its kernel, which ignores an adapter."""
+    """Return whether a state-space layer passes the named layer's weight to its kernel, which bypasses an adapter."""
     parent, _, last = name.rpartition(".")
     return last in ("out_proj", "dt_proj") and all(
         hasattr(model.get_submodule(parent), part) for part in ("A_log", "D")
@@ -172,13 +172,16 @@ def _used_as_tensor(model: Any, name: str) -> bool:
 
 
 def _taken_for_experts(model: Any, names: list[str]) -> set[str]:
-    """Return the names that PEFT mistakes for experts, in model families whose experts were once linear layers."""
+    """Return the names that PEFT mistakes for expert weights.
+
+    It does so in model families whose experts were once linear layers.
+    """
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
     wanted = LoraConfig(target_modules=[*names])
     try:
         convert_peft_config_for_transformers(wanted, model, None)
-    except ValueError:  # only some of the names of one expert weight
+    except ValueError:  # PEFT raises this if only some of the names of one expert weight are given
         return {name for name in names if name.rpartition(".")[2] in EXPERT_PARTS}
     return set(names) - set(wanted.target_modules or ())

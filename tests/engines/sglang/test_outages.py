@@ -396,7 +396,8 @@ async def test_a_server_with_another_vocabulary_is_refused_before_it_gets_fatal_
     (tmp_path / "config.json").write_text(json.dumps(other))
     info = {"max_req_input_len": 401, "model_path": str(tmp_path)}
     with pytest.raises(
-        ValueError, match=r"model: .* has a vocabulary of 512, but the server serves .* with a vocabulary of 300"
+        ValueError,
+        match=r"model: .* has a vocabulary of 512 ids, but the server serves .* with a vocabulary of 300 ids",
     ):
         async with over(Peer(sglang(server_info=giving(info)))):
             pass
