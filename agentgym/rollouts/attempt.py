@@ -320,7 +320,7 @@ class Attempt:
             if getattr(env.close, "__func__", None) is not Env.close:  # The default does nothing.
                 try:
                     await within_limit(f"{self.name}.close", self.cls.limits.seconds, env.close)
-                except (SandboxKilledError, EnvError) as error:  # It is already counted elsewhere if it mattered.
+                except (SandboxKilledError, EnvError) as error:  # The policy's code may have caused the error.
                     if not _counted(error, env.close):
                         raise
 

@@ -152,7 +152,7 @@ class OpenSegment:
     def realign(self, at: int, token_ids: Sequence[int]) -> None:
         """Replace everything from `at` on with `token_ids`; the last turn keeps the ids that it sampled before `at`.
 
-        ::
+        Each letter is a token id; the last line shows which ids still count as sampled::
 
             held     P  P  a  b        b was sampled, but the agent's next prompt has c
             prompt   P  P  a  c  e

@@ -196,7 +196,7 @@ class _Worker:
     def _run(self) -> None:
         try:
             self._tell(*self._outcome())
-        except Interrupted:  # It came after the work was done. Nobody needs the result, only the end.
+        except Interrupted:  # Interrupted after the work was done; nobody needs the result.
             self._tell(self.future.set_result, None)
 
     def _outcome(self) -> tuple[Callable[[Any], None], object]:

@@ -135,7 +135,7 @@ class Snapshots(Sessions):
     ) -> Any:
         """Call `run` in a new process, and `carry` here at the same time.
 
-        With `anew`, the working folder is emptied before, and again on failure.
+        If `anew`, the working folder is emptied first, and again on failure.
 
         Raises:
             Refused: If the process fails; the message is the process's own.

@@ -155,7 +155,7 @@ class Space:
             text = os.read(fd, 4096)
         finally:
             os.close(fd)
-        line = text.rpartition(b"\nNSpid:")[2].split(b"\n", 1)[0]  # The last one: the name may look like it.
+        line = text.rpartition(b"\nNSpid:")[2].split(b"\n", 1)[0]  # The last: a process's name may look like it.
         return int(line.split()[-1])
 
     def signal_all(self, number: int) -> None:

@@ -218,9 +218,9 @@ def serve_in_place(host: Wire, config: dict[str, Any], oom: OomCounter, places: 
 
 
 def serve(supervisor: Supervisor) -> NoReturn:
-    """Serve until the host closes the connection.
+    """Serve until the host closes the connection, and exit with code 0.
 
-    The exit code of any other end says that it came from inside.
+    At any other end, the exit code tells the host that something inside the sandbox ended it.
     """
     code = SANDBOX_KILLED
     try:

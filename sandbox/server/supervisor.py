@@ -112,7 +112,7 @@ class Supervisor(Fresh):
         except TimeoutError as error:
             return {"error": str(error) or "it took longer than its time limit", "late": True}, []
         except OSError as error:
-            self.hold_limits()  # Otherwise, code could make the effect of its limits look like our error.
+            self.hold_limits()  # If code lowered our limits and so caused this error, end the sandbox.
             return {"error": error.strerror or str(error), "errno": error.errno}, []
         except ValueError as error:
             return {"error": str(error)}, []
@@ -120,7 +120,7 @@ class Supervisor(Fresh):
     def hold_limits(self) -> None:
         """Restore our own limits; if code has permanently lowered them, the sandbox ends as killed by its code."""
         if self.arena is not None:
-            return  # No code can see us.
+            return  # Code in such a sandbox can't see our process.
         try:
             self.own_limits.restore()
         except OSError as error:
@@ -179,7 +179,7 @@ class Supervisor(Fresh):
         return self.make_room(fork)
 
     def start(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
-        """Start a program, or one of our tasks, that continues between calls."""
+        """Start a program, or one of our own archive programs, that continues between calls."""
         if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
             raise WrongArgument(f"more than {MAX_BACKGROUND} background programs and shells")
         stdin, ours = os.pipe()

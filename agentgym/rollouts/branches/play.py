@@ -144,7 +144,10 @@ class BranchAttempt(Attempt):
         )
 
     def segments(self, branch: int, first: int) -> list[Segment]:
-        """Close its segments as segments of the rollout, from the index `first` on; call this only once."""
+        """Close the branch's segments and return them; the index of the first one in the rollout is `first`.
+
+        Call this only once.
+        """
         for opened in self.state.segments:
             opened.index, opened.branch = opened.index + first, branch
             if opened.kind != "branch":  # The parent of a "branch" segment is a segment of the rollout.

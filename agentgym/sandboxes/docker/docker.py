@@ -62,7 +62,7 @@ class Docker(DockerSettings):
             await finished(_close(engines))
 
     async def _start(self, engines: Sequence[Engine]) -> RemoteSandbox:
-        """Start a sandbox on the engine that has the fewest, or on another engine if that one is down or fails."""
+        """Start a sandbox on the engine that has the fewest sandboxes, or on another one if that is down or fails."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_S
         failures = 0
