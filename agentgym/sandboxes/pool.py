@@ -139,8 +139,8 @@ class Pool:
             stale = sandbox in self._idle and (sandbox.broken or now - sandbox.link.used > IDLE_S)
             if stale and not self._places.locked():
                 self._idle.remove(sandbox)
-                # It keeps its place until it is gone. Otherwise, a lease could start another one meanwhile, exceeding
-                # the size.
+                # The sandbox keeps its place in the pool until it is gone. Otherwise, a lease could start another one
+                # meanwhile, and there would be more than `size`.
                 async with self._places:
                     await self._drop(sandbox)
         for sandbox in self._episodes:

@@ -90,7 +90,11 @@ class Sessions:
         furnish: Callable[[], object] | None = None,
         before: Callable[[int], Sequence[int]] | None = None,
     ) -> Child:
-        """Start a worker next to the code, or in a new process namespace whose first process calls `furnish`."""
+        """Start a worker: next to the code, or in a new process namespace if `furnish` is given.
+
+        The namespace's first process calls `furnish` to set it up. `private` is a folder for a worker that no file in
+        `work` can affect, or "" for a session's worker. `before` is as for `children.become`.
+        """
 
         def run() -> None:
             run_cells(work, private)

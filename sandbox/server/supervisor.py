@@ -305,7 +305,7 @@ class Supervisor(Fresh):
 
 
 def kind_of(error: Refused) -> dict[str, bool]:
-    """Return the kind of a refusal, for the host."""
+    """Return the kind of a refusal, as flags that the host reads."""
     return {"not_a_file": isinstance(error, NotAFile), "argument": isinstance(error, WrongArgument)}
 
 

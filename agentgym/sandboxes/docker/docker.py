@@ -86,7 +86,7 @@ def _warn_once(text: str) -> None:
 
 
 async def _prepare(engines: Sequence[Engine], spec: Docker) -> None:
-    """Check and prepare the engines.
+    """Prepare every engine for sandboxes of this spec, and log a warning for each engine that is down.
 
     Raises:
         EngineDown: If no engine answers; the error is the first engine's.

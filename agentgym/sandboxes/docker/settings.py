@@ -82,7 +82,10 @@ class DockerSettings:
     They share the sandbox's loopback, end with the sandbox, and are new in every episode.
     """
     hosts: Names = ()
-    """Addresses of a pool's engines, in the format of DOCKER_HOST; if empty, DOCKER_HOST or else the local engine."""
+    """Addresses of the pool's Docker engines, in the format of DOCKER_HOST.
+
+    If empty, DOCKER_HOST is used, or else the local engine.
+    """
     runtime: Word | None = None
     """The engine's runtime; None uses the engine's default.
 

@@ -15,7 +15,7 @@ MAX_CODE = 1 << 20
 
 
 class Calls:
-    """One session of a sandbox.
+    """The connection and the session that all calls of a sandbox share.
 
     A sandbox handles one call at a time, including those of its branches; other calls wait.
     """
