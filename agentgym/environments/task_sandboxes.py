@@ -28,9 +28,9 @@ class OpenPool:
         self.sandbox_spec = spec
         self.leased = 0
         self.held = 0
-        """Maximum number of sandboxes that it may have: leased ones, and idle ones kept for the next lease."""
+        """Maximum number of sandboxes that the pool may have: leased ones, and idle ones kept for the next lease."""
         self.used = 0
-        """Number of its latest lease, counted over all pools; the smallest marks the least recently used pool."""
+        """Serial number of its latest lease, counted over all pools; the least recently used pool has the smallest."""
         self.size = size
         self.ready: asyncio.Future[SandboxPool] = asyncio.get_running_loop().create_future()
         self._close = asyncio.Event()

@@ -103,11 +103,11 @@ class PromptedPolicy:
         self._waiting: dict[str, list[Conversation]] = {}
         """Conversations whose turn was requested but not sampled."""
         self._openings: dict[str, int] = {}
-        """The segments that were opened without an earlier turn, by the key of their first messages."""
+        """Indices of the segments that were opened without an earlier turn, by the key of their first messages."""
         self._heads: dict[str, int] = {}
-        """The most recently used segment by the key of its tools and system messages."""
+        """Index of the most recently used segment for each key of tools and system messages."""
         self._last: int | None = None
-        """The most recently used segment."""
+        """Index of the most recently used segment."""
         self._large = LargeRequests()
 
     async def answer(self, request: AgentRequest) -> AgentAnswer:

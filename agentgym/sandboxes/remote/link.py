@@ -23,7 +23,7 @@ TRUNK = 0
 MAX_OPEN_ASKS = 8
 """Maximum number of host function calls that wait for their answers at once; the server has the same limit."""
 SERVER_ASKS = 2 * MAX_ASKS
-"""Number of host function calls after which the server ends a cell; a server that continues isn't our program."""
+"""Number of host function calls after which the server ends a cell; a server that forwards more isn't our program."""
 MAX_QUESTION = 1 << 20
 """Maximum bytes of a host function call; the server has the same limit."""
 IN_PLACE = "episodes are reset in place: kernel counters carry over, and a hidden test's programs can change its files"
