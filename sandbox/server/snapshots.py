@@ -165,7 +165,7 @@ class Snapshots(Sessions):
             except TimeoutError:
                 why = f"it took over {envelope['timeout_s']:g} s"
             except BrokenPipeError:
-                pass  # It ended early and reports why.
+                pass  # The process ended early and reports why.
             if child is not None:
                 why = why or words_of(child, deadline)
                 if stillness.broken(by_others_than=child.pid):

@@ -84,7 +84,7 @@ class Supervisor(Fresh):
             BACKGROUND.wait(self.host)
             envelope, body = self.host.read(None)
             operation = self.operations.get(envelope.get("op", ""))
-            if operation is not None:  # Otherwise, an answer or a cancel that crossed the end of its call.
+            if operation is not None:  # None: an answer or a cancel that came after the end of its call.
                 answer, parts = self.attempt(operation, envelope, body)
                 self.host.write({"id": envelope["id"], **answer}, parts)
                 for part in parts:

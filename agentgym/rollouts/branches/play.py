@@ -234,7 +234,7 @@ class StateChooser:
             return False
         before, surprise = self._surprises, -float(segment.logprobs(turns).mean())
         self._surprises = [*before, surprise]
-        # Its tokens were less likely than those of the turns before it, on average.
+        # On average, the turn's tokens were less likely than those of the turns before it.
         is_unlikely = bool(before) and surprise > sum(before) / len(before)
         named = {"turn": True, "tool_error": self._errors > errors, "unlikely_turn": is_unlikely}
         if not named[self.settings.after]:

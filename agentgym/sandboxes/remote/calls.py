@@ -43,7 +43,7 @@ class Calls:
 
 
 def deadline_in(timeout_s: float) -> float:
-    """Return the time on the loop's clock that is `timeout_s` seconds from now."""
+    """Return the time on the event loop's clock that is `timeout_s` seconds from now."""
     return asyncio.get_running_loop().time() + timeout_s
 
 

@@ -71,7 +71,7 @@ class Link:
         self.needs_replacement = False
         """Whether the sandbox works but should be replaced by a new one before its next lease."""
         self.created_at = self.used = self._loop.time()
-        """The times at which the connection was opened and the last call started or ended, on the loop's clock."""
+        """When the connection was opened, and when the last call started or ended, on the event loop's clock."""
 
     @property
     def broken(self) -> str | None:
@@ -208,15 +208,15 @@ class Link:
                 end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
                 if end is not None:
                     return end
-            # Frames that have already arrived are received without a wait, so let the loop do other work first.
+            # Frames that have already arrived are received without a wait, so let other asyncio tasks run first.
             if waiting or self._wire.holds_frames:
                 await asyncio.sleep(0)
 
     async def _next(self, call: int, deadline: float) -> Frame:
         """Return the call's next frame.
 
-        An answer that has arrived by the time of the check counts even after the deadline, since the loop may have been
-        blocked.
+        An answer that has arrived by the time of the check counts even after the deadline, since the event loop may
+        have been blocked.
 
         Raises:
             TimeoutError: At the deadline, however many frames of other kinds arrive.

@@ -182,7 +182,7 @@ class RemoteProcess:
         except TimeoutError:
             self._link.cut("a program in it did not end", by_its_code=True)
         except SandboxError:
-            pass  # It ended with its sandbox.
+            pass  # The program ended with its sandbox.
         finally:
             self._link.processes.pop(self.number, None)
             self.lose()

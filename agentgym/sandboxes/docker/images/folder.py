@@ -150,7 +150,7 @@ def _remove_untagged(client: "docker.APIClient", steps: list[str], before: set[s
 
     with suppress(APIError):
         for step in dict.fromkeys([*_unsaid(client, steps, before), *reversed(steps)]):
-            with suppress(APIError):  # It has a tag, or another image is built on it.
+            with suppress(APIError):  # Refused if it has a tag, or another image is built on it.
                 found = client.inspect_image(step)  # type: ignore[no-untyped-call]
                 if not found["RepoTags"] and found["Id"] not in before:
                     client.remove_image(step)
