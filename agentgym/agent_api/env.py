@@ -139,7 +139,7 @@ def _stop_reason(api: AgentApi, result: ExecResult) -> str:
 
 
 class AgentRun:
-    """A running agent, with the tasks that write its prompt to it and read its output."""
+    """A running agent, with the asyncio tasks that write its prompt to it and read its output."""
 
     def __init__(self, process: SandboxProcess, prompt: str) -> None:
         self._process, self._loop = process, asyncio.get_running_loop()

@@ -15,7 +15,7 @@ _Call: TypeAlias = tuple[Callable[[], Coroutine[Any, Any, Any]], _Answer]
 
 
 class LoopThread:
-    """Runs coroutines one by one in a single task, so that later ones can close resources that earlier ones opened."""
+    """Runs coroutines one by one in one asyncio task, so later ones can close resources that earlier ones opened."""
 
     def __init__(self) -> None:
         started: concurrent.futures.Future[None] = concurrent.futures.Future()

@@ -33,9 +33,9 @@ def estimated_tokens(value: object) -> int:
 
 
 class MessageChat:
-    """The counterpart of `Chat` for an engine that works on messages.
+    """The counterpart of `Chat` for an engine that works on messages and returns no ids.
 
-    Its methods return one `FILL` for each estimated token of the new messages.
+    Its methods return one `FILL`, the id that stands for any token, for each estimated token of the new messages.
     """
 
     def __init__(self, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:

@@ -74,7 +74,10 @@ class KnownTemplate:
     uses: int = 0
 
     def recall(self, new: Sequence[Message], short: Render) -> str | None:
-        """Return the text that is added for these messages, or None if the whole chat must be rendered."""
+        """Return the text that is added for these messages, or None if the whole chat must be rendered.
+
+        `short` renders the messages after one question instead of the whole chat.
+        """
         self.uses += 1
         if self.uses & (self.uses - 1) == 0:  # a power of two: time to check the entry
             return None
@@ -105,7 +108,11 @@ class TemplateDeltaCache:
         return None if known is None else known.recall(new, short)
 
     def learn(self, shape: Hashable, new: Sequence[Message], added: str | None, whole: Render, short: Render) -> None:
-        """Check a known shape against the text of a whole render, or try to find the pieces of a new shape."""
+        """Check a known shape against `added`, or try to find the pieces of a new shape.
+
+        `added` is the text that a render of the whole chat added. `whole` renders other messages after the whole chat,
+        `short` after one question.
+        """
         known = self.known.get(shape)
         if known is not None:
             known.check(new, short, added)

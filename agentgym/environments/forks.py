@@ -112,8 +112,8 @@ class Model(ABC):
             timeout_s: Maximum seconds for everything together.
 
         Raises:
-            EngineError: If there is no answer after the last retry; the rollout then has no reward. EnvError: If the
-                messages don't fit the model's context.
+            EngineError: If there is no answer after the last retry; the rollout then has no reward.
+            EnvError: If the messages don't fit the model's context.
         """
         return (await self._ask(messages, response, max_tokens, temperature, retries, timeout_s))[1]
 

@@ -15,7 +15,10 @@ _open: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[type[Env[Any]], _Resou
 
 
 class _Resources:
-    """The resources of one env class; one task opens and closes them, as task groups inside them require."""
+    """The open resources of one env class.
+
+    One asyncio task both opens and closes them, because resources that contain a task group require that.
+    """
 
     def __init__(self, env: type[Env[Any]]) -> None:
         self.env = env
@@ -37,7 +40,7 @@ class _Resources:
             if self.ready.done():
                 raise
             self.ready.set_exception(error)
-            self.ready.exception()  # Waiting callers get it; if there are none, asyncio must not log it.
+            self.ready.exception()  # Waiting callers get the error; without any, asyncio must not log it.
 
     def held(self) -> Any:
         """Return the open resources, or raise EnvError if they have ended by themselves."""

@@ -122,7 +122,10 @@ class TaskRows(Sequence[Any]):
 
 
 def is_data(tasks: Any) -> bool:
-    """Return whether the tasks are rows of a data set, in which equal ones are copies, and not made from an index."""
+    """Return whether the tasks are rows of a data set, not tasks made from an index.
+
+    Equal rows of a data set are copies of each other, but equal tasks made from an index may be a coincidence.
+    """
     return isinstance(tasks, list | tuple | Rows | TaskRows) or (isinstance(tasks, Chosen) and is_data(tasks.tasks))
 
 

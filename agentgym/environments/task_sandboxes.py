@@ -22,15 +22,15 @@ class Resizable(Protocol):
 
 
 class OpenPool:
-    """The open pool of one sandbox spec; a separate task opens and closes it."""
+    """The open pool of one sandbox spec; a separate asyncio task opens and closes it."""
 
     def __init__(self, spec: SandboxSpec, size: int) -> None:
         self.sandbox_spec = spec
         self.leased = 0
         self.held = 0
-        """Maximum number of sandboxes that it may have: leased ones, and idle ones kept for the next lease."""
+        """Maximum number of sandboxes that the pool may have: leased ones, and idle ones kept for the next lease."""
         self.used = 0
-        """Number of its latest lease, counted over all pools; the smallest marks the least recently used pool."""
+        """Serial number of its latest lease, counted over all pools; the least recently used pool has the smallest."""
         self.size = size
         self.ready: asyncio.Future[SandboxPool] = asyncio.get_running_loop().create_future()
         self._close = asyncio.Event()
@@ -38,7 +38,7 @@ class OpenPool:
 
     @property
     def idle(self) -> int:
-        """Maximum number of its idle sandboxes."""
+        """Maximum number of the pool's idle sandboxes."""
         return self.held - self.leased
 
     async def _run(self) -> None:
@@ -52,7 +52,7 @@ class OpenPool:
             if self.ready.done():
                 raise
             self.ready.set_exception(error)
-            self.ready.exception()  # Waiting callers get it; if there are none, asyncio must not log it.
+            self.ready.exception()  # Waiting callers get the error; without any, asyncio must not log it.
 
     @property
     def resizable(self) -> Resizable | None:

@@ -90,7 +90,7 @@ class Attempt:
             context=cls.context,
         )
         self.seconds = cls.limits.seconds
-        """The time limit of its turns."""
+        """Time limit of the attempt's turns, in seconds."""
         self.at_state: Callable[[Conversation, TimeLimit], Awaitable[None]] | None = None
         """A callback for each state, called before the next turn is sampled."""
         self.env: Env[Any] | None = None
@@ -110,7 +110,7 @@ class Attempt:
         self.closed = False
         self.running: asyncio.Task[Any] | None = None
         self.cancellations = 0
-        """Number of cancellations that the running task had when the attempt started."""
+        """Number of cancellations that the running asyncio task had when the attempt started."""
 
     async def run(self, sandboxes: SandboxPool | None) -> None:
         """Run the whole attempt, from leasing its sandbox to returning it; a failure is stored, not raised."""
@@ -320,7 +320,7 @@ class Attempt:
             if getattr(env.close, "__func__", None) is not Env.close:  # The default does nothing.
                 try:
                     await within_limit(f"{self.name}.close", self.cls.limits.seconds, env.close)
-                except (SandboxKilledError, EnvError) as error:  # It is already counted elsewhere if it mattered.
+                except (SandboxKilledError, EnvError) as error:  # The policy's code may have caused the error.
                     if not _counted(error, env.close):
                         raise
 

@@ -288,7 +288,7 @@ class Conversation:
             return summary
         with boundary(EnvError, f"{self.state.name}: keep"):
             kept = policy.keep(self.first, since, summary["content"])
-        if carried:  # The answer is in the next segment, and this one continued without it.
+        if carried:  # This segment continued without the answer, which goes to the next one.
             segment.set_answer(asked, [ask])
         self.state.count("compactions")
         self._restart("compaction", [*read_messages(kept, f"{self.state.name}: keep"), *carried])

@@ -10,8 +10,9 @@
     request       S X          the same head, but no earlier turn: a compaction
     request       T Y          another head: a sub-agent
 
-Messages are compared as the agent sees them. Parts of a turn that it leaves out, such as reasoning, are still in the
-ids.
+Each letter is a message: S and T are system messages (the head, together with the tools), U to Y are other messages of
+the agent, a is the policy's turn, and b is that turn as edited by the agent. Messages are compared as the agent sees
+them. Parts of a turn that it leaves out, such as reasoning, are still in the ids.
 """
 
 from collections.abc import Sequence
@@ -52,11 +53,11 @@ class _Sampled:
     number: int
     """Index of the turn in its segment."""
     stop: int
-    """The end of the turn in its segment, as it was sampled."""
+    """Index in the segment after the last id that the turn sampled, even if the turn is shortened later."""
 
     @property
     def is_last(self) -> bool:
-        """Whether its segment ends with it."""
+        """Whether the turn's segment ends with the turn."""
         return (
             self.conversation.segment is self.segment
             and len(self.segment.token_ids) == self.segment.turns[self.number].stop
@@ -64,7 +65,7 @@ class _Sampled:
 
     @property
     def holds(self) -> bool:
-        """Whether its segment still has all sampled ids."""
+        """Whether the segment still has all ids that the turn sampled."""
         return self.segment.turns[self.number].stop == self.stop
 
 
@@ -102,11 +103,11 @@ class PromptedPolicy:
         self._waiting: dict[str, list[Conversation]] = {}
         """Conversations whose turn was requested but not sampled."""
         self._openings: dict[str, int] = {}
-        """The segments that were opened without an earlier turn, by the key of their first messages."""
+        """Indices of the segments that were opened without an earlier turn, by the key of their first messages."""
         self._heads: dict[str, int] = {}
-        """The most recently used segment by the key of its tools and system messages."""
+        """Index of the most recently used segment for each key of tools and system messages."""
         self._last: int | None = None
-        """The most recently used segment."""
+        """Index of the most recently used segment."""
         self._large = LargeRequests()
 
     async def answer(self, request: AgentRequest) -> AgentAnswer:
@@ -219,7 +220,11 @@ class PromptedPolicy:
             return _Made(chat, chat.prompt_ids())
 
     def _behind(self, sampled: _Sampled, new: Sequence[Message]) -> "_Made":
-        """Return the prompt after a sampled turn, with the ids up to it unchanged if they and the template allow it."""
+        """Return the prompt that continues after a sampled turn with the `new` messages.
+
+        The ids up to the turn's end are reused, unless some have been replaced since or the template rewrote earlier
+        text. In these cases, the whole conversation is encoded again.
+        """
         chat, reply = sampled.chat.branch(), sampled.reply
         with _refusing(_TEMPLATE, "messages"):
             delta = chat.extend(reply.ids, reply.message, new, stopped=reply.stopped)
@@ -231,7 +236,7 @@ class PromptedPolicy:
         """Continue after a sampled turn, in its segment if the segment ends with it, otherwise in another one."""
         sampled = made.behind
         assert sampled is not None
-        if made.holds and not sampled.holds:  # It was realigned while the request was in a thread.
+        if made.holds and not sampled.holds:  # The segment was realigned meanwhile.
             assert made.new is not None
             made = self._behind(sampled, made.new)
             self._check_room(made.prompt)

@@ -1,5 +1,8 @@
 """Comparison of a segment with the next prompt of its conversation, which may have been rendered differently.
 
+Each letter is a token id: P in the segment's prompt, a and b in its last turn, x and c where the next prompt differs,
+and e after the turn.
+
 ::
 
     held      P P P a b          the segment, whose last turn is a b

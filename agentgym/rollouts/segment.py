@@ -20,11 +20,11 @@ class Speaker(NamedTuple):
     """Who samples a conversation's turns, and which reward they are trained on."""
 
     role: str = ""
-    """The role whose reward they are trained on; "" for the rollout's own."""
+    """The role whose reward the turns are trained on; "" for the rollout's own."""
     model: str = ""
-    """The model role that samples them; "" for the policy."""
+    """The model role that samples the turns; "" for the policy."""
     trained: bool = True
-    """Whether they become training samples."""
+    """Whether the turns become training samples."""
 
 
 POLICY = Speaker()
@@ -56,12 +56,12 @@ class OpenSegment:
     sampled_at: float = 0.0
     """When the last turn was appended, by `clock`."""
     clock: Callable[[], float] = time.monotonic
-    """The clock of the event loop that runs it."""
+    """The clock of the event loop that runs the rollout."""
     speaker: Speaker = POLICY
     turns_before: int = 0
     """Number of turns of the segment that a branch continues; they count for the context policy."""
     branch: int | None = None
-    """Index of its branch among those of the rollout; None for the rollout itself."""
+    """Index of the segment's branch among the rollout's branches; None for the rollout itself."""
 
     @property
     def room(self) -> int:
@@ -152,7 +152,7 @@ class OpenSegment:
     def realign(self, at: int, token_ids: Sequence[int]) -> None:
         """Replace everything from `at` on with `token_ids`; the last turn keeps the ids that it sampled before `at`.
 
-        ::
+        Each letter is a token id; the last line shows which ids still count as sampled::
 
             held     P  P  a  b        b was sampled, but the agent's next prompt has c
             prompt   P  P  a  c  e

@@ -55,7 +55,7 @@ class AnySandbox:
     network: str | Allow = NONE
     """What the sandbox may reach: "none", "loopback" for only itself, or `Allow(...)` for the listed hosts.
 
-    For an engine's networks or for services, use `Docker` itself.
+    For the Docker engine's own networks or for services, use `Docker` itself.
     """
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ class Pool:
         self._size = size
         self._places = asyncio.Semaphore(size)
         self._out = 0
-        """Number of places in use, by sandboxes that are leased, starting or being cleaned."""
+        """Number of sandboxes that are leased, starting or being cleaned; each takes one of the `size` places."""
         self._idle: deque[RemoteSandbox] = deque()
         self._episodes: dict[RemoteSandbox, int] = {}
         self._returning: set[asyncio.Task[None]] = set()
@@ -104,9 +104,9 @@ class Pool:
         self.ended += len(sandboxes)
         async with asyncio.TaskGroup() as ends:
             for returning in self._returning:
-                ends.create_task(_settled(returning))  # Its connection is cut, so no reset blocks it.
+                ends.create_task(_settled(returning))  # The sandbox's connection is cut, so its reset ends soon.
             for starting in self._starting:
-                ends.create_task(_settled(starting))  # It has been interrupted.
+                ends.create_task(_settled(starting))  # The start has been interrupted.
             for sandbox in sandboxes:
                 ends.create_task(_ended(sandbox))
 
@@ -139,8 +139,8 @@ class Pool:
             stale = sandbox in self._idle and (sandbox.broken or now - sandbox.link.used > IDLE_S)
             if stale and not self._places.locked():
                 self._idle.remove(sandbox)
-                # It keeps its place until it is gone. Otherwise, a lease could start another one meanwhile, exceeding
-                # the size.
+                # The sandbox keeps its place in the pool until it is gone. Otherwise, a lease could start another one
+                # meanwhile, and there would be more than `size`.
                 async with self._places:
                     await self._drop(sandbox)
         for sandbox in self._episodes:

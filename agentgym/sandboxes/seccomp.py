@@ -27,7 +27,8 @@ SOL_IPV6, IPV6_FLOWLABEL_MGR = 41, 32
 def _no_option(level: int, option: int, mask: int = 0xFFFFFFFF) -> Mapping[str, Any]:
     """Return a rule that refuses a socket option with the errno of a kernel that lacks the option.
 
-    Like the kernel, the rule compares 32 bits.
+    Like the kernel, the rule compares only 32 bits of the level and of the option, and of the option only those that
+    are set in `mask`.
     """
     return {
         "action": "SCMP_ACT_ERRNO",

@@ -91,8 +91,8 @@ def _overlap(inside: str, taken: str) -> bool:
 def read_only_mounts(volumes: Mapping[str, str]) -> "list[Mount]":
     """Return the read-only mounts of a container.
 
-    If a path doesn't exist on the engine's machine, the engine reports an error instead of creating a folder. Mounts
-    below a path are left out, because they would stay writable.
+    If a path doesn't exist on the Docker engine's machine, the engine reports an error instead of creating a folder.
+    Mounts below a path are left out, because they would stay writable.
     """
     from docker.types import Mount
 

@@ -31,7 +31,10 @@ class Parameter:
     default: Any
 
     def is_as(self, other: "Parameter") -> bool:
-        """Return whether a model made for this parameter fits the other, whose types must be in the same order."""
+        """Return whether a model that was made for this parameter also fits the `other` parameter.
+
+        Their names, kinds, defaults and types must be equal, and the types in a union must have the same order.
+        """
         return (
             self.name == other.name
             and self.kind is other.kind

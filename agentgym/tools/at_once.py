@@ -13,8 +13,8 @@ async def started(work: Sequence[Coroutine[Any, Any, T]], *, most: int) -> Async
     """Run the coroutines concurrently; on exit, cancel those that still run and wait for their end.
 
     The block awaits them in its own order, so the first result or error that it sees doesn't depend on which one is
-    faster. Errors of coroutines that the block never awaits are discarded. A single coroutine runs in the task that
-    awaits it.
+    faster. Errors of coroutines that the block never awaits are discarded. A single coroutine runs in the asyncio task
+    that awaits it.
 
     Args:
         work: The coroutines.
@@ -44,7 +44,7 @@ async def _in_place(piece: Coroutine[Any, Any, T], places: asyncio.Semaphore) ->
 
 
 class _Waited(Generic[T]):
-    """A task that survives the cancellation of its awaiter; the end of the block cancels all tasks together."""
+    """An asyncio task that survives the cancellation of its awaiter; all tasks are cancelled when the block ends."""
 
     def __init__(self, task: "asyncio.Task[T]") -> None:
         self.task = task
@@ -55,10 +55,10 @@ class _Waited(Generic[T]):
 
 
 async def ended(tasks: Sequence["asyncio.Task[T]"], *, cancel: bool) -> None:
-    """Wait until the tasks have ended; raise a cancellation of this wait only afterwards.
+    """Wait until the asyncio tasks have ended; raise a cancellation of this wait only afterwards.
 
     Args:
-        tasks: The tasks.
+        tasks: The asyncio tasks.
         cancel: Whether to cancel them first, and again each time this wait is cancelled.
     """
     cancelled = False

@@ -166,7 +166,10 @@ def _error(
 def _called(
     owner: object, made: AnyTool, function: Callable[..., Any], arguments: dict[str, Any], said: list[str]
 ) -> Coroutine[Any, Any, Any]:
-    """Return a coroutine that calls the tool when it is awaited; its value may be an async generator."""
+    """Return a coroutine that calls the tool when it is awaited; its value may be an async generator.
+
+    If the tool itself is an async generator, the texts that it yields are appended to `said` as they come.
+    """
     code = getattr(function, "__code__", None)
     flags = 0 if code is None else code.co_flags
     if flags & inspect.CO_COROUTINE:  # The usual case, which needs no wrapper.

@@ -208,7 +208,7 @@ class _Opened(NamedTuple):
 
 
 class _Session:
-    """One session with a server; a separate task both opens and closes it, no matter which task requests that."""
+    """One session with a server; one asyncio task opens and closes it, whichever task requests that."""
 
     def __init__(self, server: MCP, before: "_Session | None") -> None:
         self.server, self._loop = server, asyncio.get_running_loop()
@@ -217,7 +217,7 @@ class _Session:
         self.lost = False
         """Whether a call found that the server has ended."""
         self._owner = asyncio.create_task(self._run(before), name=f"agentgym-mcp {server.name}")
-        self._owner.add_done_callback(self._settle)  # A task that is cancelled before it starts runs no code.
+        self._owner.add_done_callback(self._settle)  # An asyncio task cancelled before it starts runs no code.
 
     @property
     def is_open(self) -> bool:

@@ -72,7 +72,7 @@ class Threads:
                 await asyncio.wait([worker.future for worker in self._workers], timeout=left)
                 for worker in self._workers:
                     if worker.future.done():
-                        worker.thread.join(0.002)  # It has finished its work and is about to end.
+                        worker.thread.join(0.002)  # The thread has finished its work and is about to end.
             except asyncio.CancelledError:
                 cancelled = True
         for worker in self._workers:
@@ -108,7 +108,7 @@ async def in_own_thread(work: Callable[[], T], *, name: str = "agentgym-tool", t
         if not worker.future.done():
             await asyncio.wait((worker.future,))
         while worker.thread.is_alive():
-            # The thread is a few instructions from its end, so joining it is quicker than another turn of the loop.
+            # The thread is about to end, so joining it is quicker than another iteration of the event loop.
             worker.thread.join(0.002)
             await asyncio.sleep(0)
     except asyncio.CancelledError:
@@ -149,10 +149,10 @@ class _Worker:
         """The result of work that finished before its thread's start() returned."""
 
     def start(self) -> None:
-        """Start the thread from the loop's thread; if the work is short, the future is already done afterwards.
+        """Start the thread from the event loop's thread; if the work is short, the future is already done afterwards.
 
         Thread.start() returns once the new thread runs. Threads take turns every few milliseconds, so short work is
-        finished by then, and the loop needn't be woken for it.
+        finished by then, and the event loop needn't be woken for it.
         """
         self._starting = True
         self.thread.start()
@@ -196,7 +196,7 @@ class _Worker:
     def _run(self) -> None:
         try:
             self._tell(*self._outcome())
-        except Interrupted:  # It came after the work was done. Nobody needs the result, only the end.
+        except Interrupted:  # Interrupted after the work was done; nobody needs the result.
             self._tell(self.future.set_result, None)
 
     def _outcome(self) -> tuple[Callable[[Any], None], object]:

@@ -21,12 +21,14 @@ Session 0 is the trunk. `fork` creates another session that continues from the s
 and its own copy of the working folder. Only the supervisor reports what happened: limits, signals, cut output and lost
 state are facts that it observed.
 
-If the kernel lets the keeper create namespaces, each episode has its own supervisor and its own set of namespaces and
-folders (`arena`), and the code runs in a process namespace (`space`) from which neither keeper nor supervisor can be
-seen. Otherwise one supervisor resets the sandbox in place and continues as a new program. In both cases, no
-episode finds anything from an earlier one in its memory. Bodies (code, commands, files, output, questions and answers)
-pass through buffers that are zeroed after use: the supervisor is also the zygote, so a worker that it forks later must
-find nothing from earlier calls in its memory.
+The server's first process is the keeper, which forks the supervisors (`keeper`). If the kernel lets it create
+namespaces, each episode has its own supervisor and its own set of namespaces and folders (`arena`), and the code runs
+in a process namespace (`space`) from which neither keeper nor supervisor can be seen. Otherwise one supervisor resets
+the sandbox in place and continues as a new program. In both cases, no episode finds anything from an earlier one in its
+memory.
+
+Workers are forks of the supervisor, and so get copies of its memory. Therefore, bodies (code, commands, files, output,
+questions and answers) pass through buffers that are zeroed after use, and a worker finds nothing from earlier calls.
 
     limits < kernel < frames, imports, session_fork, network, bounds < space < children, worker < process_tree, program
     < background < call < shell;  files < transfer, folder_copy, packing < archive
@@ -34,6 +36,6 @@ find nothing from earlier calls in its memory.
     < supervisor, keeper < start
 
 If a sandbox gets the file `bytecode` instead of the sources, `__main__` imports the modules from that file. Each module
-imports only modules to its left; `__main__` imports `start`. The server uses only the standard library and needs Linux
-5.3 and Python 3.9 or newer; the host imports nothing from here.
+imports only modules before it in this list; `__main__` imports `start`. The server uses only the standard library and
+needs Linux 5.3 and Python 3.9 or newer; the host imports nothing from here.
 """

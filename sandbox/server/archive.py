@@ -1,4 +1,4 @@
-"""The archive tasks, each in a separate process that reads standard input or writes standard output."""
+"""The programs that write and unpack tar archives, each in a separate process that streams through stdin or stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def run_task(name: str, work: str, path: str) -> NoReturn:
-    """Run a task to the end of this process; on failure, exit with 1 and write the reason to stderr as JSON."""
+    """Run the program `name` in this process, which exits with it.
+
+    On failure, the exit code is 1, and the reason is written to stderr as JSON.
+    """
     try:
         {"archive": archive, "unpack": unpack_below}[name](work, path)
     except WrongArgument as error:

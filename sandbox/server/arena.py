@@ -73,7 +73,9 @@ class Arena:
         self.begin()
 
     def try_out(self) -> None:
-        """Do everything in another process first, because a half-finished attempt can't be undone.
+        """Check in another process that the namespaces and folders can be created.
+
+        A half-finished attempt can't be undone, so this process must not be the first to try.
 
         Raises:
             OSError: If something failed; the error names it.
@@ -101,7 +103,7 @@ class Arena:
         for name in DEVICES:
             path = f"/dev/{name}"
             if os.path.exists(path) and os.stat(path).st_dev != os.stat("/dev").st_dev:
-                read_only(path, NO_SUID | NO_EXEC)  # It belongs to the host.
+                read_only(path, NO_SUID | NO_EXEC)  # The device belongs to the host.
         self.cover_shared()
         for name, limit in USER_LIMITS.items():
             write_if_there(f"sys/user/{name}", limit)
@@ -112,7 +114,7 @@ class Arena:
     def cover_shared(self) -> None:
         """Cover the host's folders with our own inodes, so that nobody else sees locks and watches on them."""
         held = {path: os.open(path, os.O_PATH) for path in sorted(self.shared)}
-        for path, fd in held.items():  # The outer ones come first and cover what was mounted in them.
+        for path, fd in held.items():  # Outer folders first: covering one also hides everything mounted in it.
             lower = f"/proc/self/fd/{fd}"
             try:
                 options = f"lowerdir={lower}:/tmp,userxattr"

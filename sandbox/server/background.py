@@ -1,4 +1,4 @@
-"""Background programs: their exits, and their streams to and from the host, each with a window."""
+"""Background programs: their exits, and their streams, on which neither side sends more than the other can accept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """A background program: its open streams, and the number of bytes that the host or the program can accept."""
+    """A background program: its open streams, the bytes that the host can accept (`credit`), and its input."""
 
     def __init__(self, number: int, child: Child, stdin: int) -> None:
         self.number, self.child = number, child
@@ -38,7 +38,7 @@ class Background:
     def __init__(self) -> None:
         self.processes: dict[int, Process] = {}
         self.leaders: set[int] = set()
-        """The first process of each program and shell; processes that these started outlive other calls."""
+        """The first process of each program and shell; it and everything that it started outlive other calls."""
         self.owners: dict[int, Process] = {}
         """The program of each descriptor that is polled."""
         self.poll: select.epoll | None = None
@@ -75,7 +75,10 @@ class Background:
             self.pump(wire)
 
     def notice_exits(self, wire: Wire) -> None:
-        """If one pipe signals all children's exits, check for exits whose signal another check has consumed."""
+        """Check all programs for exits, if this kernel has one pipe that signals the exits of all children.
+
+        Another wait may already have read the signal from that pipe.
+        """
         if Exits.pipe is not None:
             for process in [*self.processes.values()]:
                 self.look(process, wire)
@@ -106,7 +109,7 @@ class Background:
         except BlockingIOError:
             if not process.ended:
                 return False
-            count = 0  # A process that still has the other end isn't part of the program.
+            count = 0  # The program has ended; a process that still has the pipe open isn't part of it.
         if not count:
             self.close_stream(process, fd, wire)
             return False
@@ -215,11 +218,11 @@ class Background:
         else:
             try:
                 os.killpg(process.child.pid, number)
-            except ProcessLookupError:  # The code stopped it before it had its own group.
+            except ProcessLookupError:  # Code stopped the program before it had its own group.
                 os.kill(process.child.pid, number)
 
     def end(self, process: Process) -> None:
-        if not process.ended:  # If it has ended, its number may belong to another process.
+        if not process.ended:  # Once the program has ended, another process may get its number.
             kill_family(process.child.pid)
         self.remove(process)
 

@@ -73,13 +73,16 @@ class FirstToDie:
 
     @classmethod
     def watch(cls) -> None:
-        """Open our OOM score before this process is sealed, because a sealed process can't open it itself."""
+        """Open our OOM score (how early the kernel kills us) before this process is sealed.
+
+        A sealed process, which others of the same user can't trace, can't open the file itself.
+        """
         cls.fd = os.open("self/oom_score_adj", os.O_RDWR, dir_fd=PROC)
         cls.own = os.pread(cls.fd, 16, 0)
 
     @classmethod
     def children(cls, begin: bool) -> None:
-        """Set whether processes forked from now on die before us; a child starts with its parent's current score."""
+        """Set whether processes forked from now on are killed before us; each inherits our current score."""
         if cls.fd < 0:
             return
         try:
@@ -89,9 +92,9 @@ class FirstToDie:
 
     @classmethod
     def be(cls) -> None:
-        """Make this process die before those that forked it.
+        """Make the kernel kill this process before the ones that forked it.
 
-        It is unsealed meanwhile, but no code is here yet that could abuse that.
+        The process is unsealed meanwhile, but it runs no code of the sandbox yet that could abuse that.
         """
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         cls.watch()

@@ -61,7 +61,7 @@ class Capture:
         return count
 
     def keep_last(self, rest: memoryview, before: int) -> None:
-        """Add data to the ring of the tail; `before` is the number of bytes between the head and this data."""
+        """Add data to the ring buffer of the tail; `before` is the number of bytes between the head and this data."""
         skipped = max(0, len(rest) - self.half)
         rest = rest[skipped:]
         at = (before + skipped) % self.half
@@ -179,7 +179,11 @@ class Call:
         self.status, self.exit_code, self.lost = status, exit_code, lost
 
     def expire(self) -> None:
-        """Handle the time limit: interrupt a cell to keep its state; kill a shell command, or a cell that continues."""
+        """Handle the time limit.
+
+        A cell is interrupted first, so that its session keeps its state. A shell command, or a cell that continues
+        after the interrupt, is killed.
+        """
         if self.child.channel is None or self.interrupted:
             self.end("timeout", -signal.SIGKILL, lost=True)
             return
@@ -263,7 +267,7 @@ class Call:
         elif worker and code == CHANNEL_LOST:
             self.end("protocol", code, lost=True)
         elif worker:
-            self.end("error", code or 1, lost=True)  # It exited without an answer, which is never a success.
+            self.end("error", code or 1, lost=True)  # The worker exited without an answer, which is never a success.
         else:
             self.end("error" if code else "ok", code)
 

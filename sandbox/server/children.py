@@ -60,7 +60,7 @@ class Exits:
 
     @classmethod
     def tell_again(cls) -> None:
-        """Undo `clear` for another waiter."""
+        """Put a byte back into the pipe after `clear`, so that another waiter also checks its child."""
         if cls.pipe is not None:
             os.write(cls.pipe[1], b"\0")
 
@@ -157,7 +157,7 @@ class Child:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
             code = ENDED.get(self.pid)
-            return -signal.SIGKILL if code is None else code  # None: reaped among killed processes.
+            return -signal.SIGKILL if code is None else code  # None: reaped among the processes that we killed.
 
 
 def start(
@@ -175,7 +175,8 @@ def start(
     """Fork a process next to the sandbox's code, and call `run` in it.
 
     It has separate pipes, and no descriptor of the host's connection. It reads from `stdin`, or else from /dev/null.
-    The descriptors in `extra` become its descriptors 3 and up.
+    The descriptors in `extra` become its descriptors 3 and up. If it is `sealed`, other processes of the same user can
+    neither trace it nor read its memory.
     """
     space = Space.current
     out, out_end = os.pipe()
@@ -243,7 +244,10 @@ def start_in_space(
     sealed: bool,
     before: Callable[[int], Sequence[int]] | None = None,
 ) -> Child:
-    """Fork a process with a channel, like `start`, as the first code of a new space; `before` is as for `become`."""
+    """Fork a process with a channel, like `start`, as the first to run code in a new space (process namespace).
+
+    `furnish` runs in the space's first process, which controls the space; `before` is as for `become`.
+    """
     out, out_end = os.pipe()
     err, err_end = os.pipe()
     ours, theirs = channel_pair()

@@ -137,7 +137,7 @@ def remove_quietly(name: str, folder: int) -> None:
 
 
 def forget_compiled(name: str, folder: int) -> None:
-    """Remove compiled files that would run instead of a module that was written."""
+    """Remove compiled files of a module that was just written, because they would run instead of it."""
     module, dot, kind = name.rpartition(".")
     if not dot or kind not in ("py", "pyw"):
         return
@@ -204,7 +204,7 @@ def empty_folder(path: str, deadline: float) -> None:
     try:
         while names := os.listdir(top):
             for name in names:
-                check_time(deadline)  # The code chose how much there is.
+                check_time(deadline)  # Code in the sandbox chose how much there is to remove.
                 if remove_file(name, top):
                     continue
                 folder = open_to_empty(name, top)

@@ -50,7 +50,7 @@ class Fresh(Snapshots):
 
     def fresh_in_a_copy(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Call:
         """Run a cell in namespaces hidden from the session, on a copy of its folder that ends with the call."""
-        killed = self.oom.read()  # Before the copy, which may be what uses up the memory.
+        killed = self.oom.read()  # Read before the copy, which itself may use up the memory.
         try:
             worker = self.worker_in_an_exact_copy(session.work, envelope["deadline"], hides=envelope["hides"])
         except TimeoutError:
@@ -88,7 +88,7 @@ class Fresh(Snapshots):
             os.close(source)
             os.close(filling)
         try:
-            wait(filled, select.POLLIN, deadline)  # Only the worker has the other end, until it runs.
+            wait(filled, select.POLLIN, deadline)  # Readable once the worker runs and so closes the other end.
         except TimeoutError:
             end_place(worker)
             raise
@@ -137,7 +137,7 @@ class Fresh(Snapshots):
         try:
             remove_folder(private, time.monotonic() + REMOVE_S)
         except TimeoutError as error:
-            raise SystemExit(SANDBOX_KILLED) from error  # It may contain hidden files, which the session could read.
+            raise SystemExit(SANDBOX_KILLED) from error  # The session could read hidden files in the folder.
         return call
 
     def cell(
@@ -150,9 +150,9 @@ class Fresh(Snapshots):
             worker.channel.write({"id": call.id, "functions": envelope["functions"]}, [body], patience_s)
         except OSError:
             late = time.monotonic() >= call.deadline
-            if not late and not worker.ends(time.monotonic() + PATIENCE_S):  # If it ends, its exit says more.
+            if not late and not worker.ends(time.monotonic() + PATIENCE_S):  # If it ends, its exit code says more.
                 call.end("protocol", -signal.SIGKILL, lost=True)
-        zero(body)  # Before any fork that follows the call.
+        zero(body)  # Zeroed before any later fork, which would copy the text.
         call.run()
         self.note_oom(call, killed)
         return call

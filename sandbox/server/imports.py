@@ -108,7 +108,7 @@ class OwnImports:
         return False
 
     def says(self, name: str, at_top: bool) -> bool | None:
-        """Return whether code of this file name may import from the folder, or None if its caller counts."""
+        """Return whether code in the file `name` may import from the folder, or None if its caller decides."""
         if name.startswith("<"):  # Created by `exec`, whose caller counts, or by the interpreter itself.
             own = name.startswith("<frozen ") and not name.startswith(("<frozen importlib", "<frozen runpy"))
             return True if name.startswith(self.trusted) else False if own else None

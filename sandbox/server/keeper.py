@@ -1,6 +1,7 @@
-"""The keeper of a sandbox: its first process, which has the host's connection, never reads it, and forks supervisors.
+"""The keeper of a sandbox: its first process, which forks the supervisors.
 
-No data of any episode passes through the keeper, so a process that it forks finds nothing of an earlier episode.
+The keeper has the host's connection open, but never reads it. No data of any episode passes through the keeper, so a
+process that it forks finds nothing of an earlier episode.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Pipe:
 class Episode:
     """A forked supervisor that waits for its episode.
 
-    It uses pipes because /proc/net would show sockets to the code of another episode, and their numbers would show
-    their age.
+    It is connected by pipes instead of sockets: /proc/net would show sockets to the code of another episode, and the
+    sockets' numbers would show how old they are.
     """
 
     def __init__(self, supervise: Supervise, ended: Pipe, held: Iterable[int]) -> None:
@@ -76,8 +77,8 @@ class Episode:
         os.close(self.placed.into)
 
     def is_next(self) -> None:
-        """Let the supervisor listen for the end of the previous episode; no other one may listen for that meanwhile."""
-        with suppress(BrokenPipeError):  # If it has ended, its turn will show that.
+        """Let the supervisor listen for the end of the previous episode; only one supervisor may listen at a time."""
+        with suppress(BrokenPipeError):  # If the supervisor has ended, its exit code will show that.
             self.start.say(0)
 
     def begin(self) -> list[int]:
@@ -91,7 +92,7 @@ class Episode:
                 place.append(os.open(f"{self.pid}/ns/mnt", os.O_RDONLY, dir_fd=PROC))
             self.start.say(0)
         except OSError:
-            pass  # It has ended; its exit code will show that.
+            pass  # The supervisor has ended; its exit code will show that.
         os.close(self.start.into)
         os.close(self.placed.out)
         return place
@@ -103,9 +104,9 @@ class Episode:
 def keep(arena: Arena | None, supervise: Supervise) -> NoReturn:
     """Run one supervisor after the other; exit as soon as one ends for a reason other than the host's request.
 
-    If each has its own namespaces, the next supervisor already exists while an episode runs. It creates its namespaces
-    when it hears that the previous episode has ended, and answers the host when that episode's supervisor has ended,
-    too.
+    If each episode has its own namespaces, its supervisor already exists while the previous episode runs. When it hears
+    that the previous episode has ended, it creates its namespaces. It answers the host only when the previous
+    supervisor has ended, too.
     """
     ended = Pipe()
     ended.say(FIRST)
@@ -113,12 +114,13 @@ def keep(arena: Arena | None, supervise: Supervise) -> NoReturn:
     episode.is_next()
     left: list[int] = []
     while True:
-        # Before any code runs, so that none is in its way and every episode starts with the same processes.
+        # The next supervisor is forked before any code runs, so that no code is in its way and every episode starts
+        # with the same processes.
         ours = [*left, episode.start.into, episode.placed.out]
         spare = None if arena is None else Episode(supervise, ended, ours)
         place = episode.begin()
         for fd in left:
-            os.close(fd)  # While the next episode starts, since the old folders may have had many files.
+            os.close(fd)  # Frees the last episode's folders, which may take long; the next one has begun by now.
         left = place
         if spare is not None:
             spare.is_next()

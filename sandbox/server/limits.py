@@ -25,7 +25,7 @@ MAX_ASK = 1 << 20
 MAX_ASKS = 2000
 """Maximum host function calls of a cell.
 
-The host refuses calls after half as many; a worker that continues is no longer controlled by us.
+The host refuses calls after half as many. A worker that keeps calling despite that is no longer controlled by us.
 """
 MAX_OPEN_ASKS = 8
 """Maximum host function calls that wait for answers; there is more than one only if code was interrupted in a call."""
@@ -50,13 +50,13 @@ MAX_DEPTH = 100
 """Maximum folder depth of a working folder that is copied into a branch."""
 TRUNK = 0
 REMOVE_S = 5.0
-"""Time limit for removing files that code left, if the call sets no limit or has used it up."""
+"""Seconds for removing files that code left, if the call sets no limit or has used it up."""
 LONGEST_POLL_MS = 1 << 30
 """A poll's milliseconds must fit in a C int."""
 KILL_S = 1.0
-"""How long processes are killed one by one; those that fork faster are killed all at once."""
+"""Seconds for which processes are killed one by one; any that fork faster are then killed all at once."""
 PATIENCE_S = 0.5
-"""How long a worker may take over one frame."""
+"""Seconds that a worker may take for one frame."""
 AHEAD = 16 << 10
 """Bytes that are read ahead of the current frame."""
 ZEROS = bytes(KEEP)
@@ -65,7 +65,7 @@ SCRATCH = memoryview(bytearray(KEEP))
 CREDENTIALS = socket.CMSG_SPACE(12)
 """Space for the writer's process, user and group, or for three descriptors."""
 OUTPUT_LATER_S = 0.002
-"""How long a call's output may stay in its pipe: most calls end sooner, and so wake the supervisor only once."""
+"""Seconds that a call's output may stay in its pipe: most calls end sooner, and so wake the supervisor only once."""
 CHANNEL = 3
 """The worker's end of its channel."""
 WIRE_IN, WIRE_OUT = 3, 4

@@ -58,8 +58,8 @@ def parents() -> dict[int, int]:
 def descendants(root: int) -> dict[int, int]:
     """Return every process below `root` with its parent's id, parents first.
 
-    As a subreaper, we adopt orphans, so none can hide. The first process of a space adopts the orphans there. It is
-    one of ours, and is not included.
+    No process can hide as an orphan: because we are a subreaper, the kernel makes orphans our children. In a space (a
+    process namespace), they become children of its first process, which is one of ours and is not included.
     """
     tree: dict[int, int] = {}
     snapshot = None if LISTS_CHILDREN else parents()
@@ -114,7 +114,8 @@ def family(tree: dict[int, int], roots: Iterable[int]) -> set[int]:
 def reap(*, adopted: bool = True) -> None:
     """Reap ended processes without waiting; the exit codes of our own children are recorded.
 
-    Without `adopted`, a space's first process is woken only if it has orphans.
+    In the code's space (its process namespace), the first process reaps for us. If not `adopted`, it is only woken for
+    that if it has orphans.
     """
     if Space.current is not None and (adopted or Space.current.has_orphans()):
         Space.current.reap()
@@ -155,7 +156,10 @@ def kill_family(root: int) -> None:
 
 
 def kill_all_but(spare: set[int], *, roots: Iterable[int] = ()) -> bool:
-    """Kill our descendants outside `spare` that none of the `roots` started; return whether none is left."""
+    """Kill our descendants, except those in `spare` and those that one of the `roots` started.
+
+    Returns whether all of the others are gone.
+    """
     me = os.getpid()
     end = time.monotonic() + KILL_S
     while True:

@@ -49,7 +49,7 @@ class Session:
 
 
 class Sessions:
-    """The trunk and its branches, and everything that they started, as recorded in the `started` of each."""
+    """All sessions: the trunk (the first one), its branches, and the processes of each (`Session.started`)."""
 
     oom: OomCounter
 
@@ -90,7 +90,11 @@ class Sessions:
         furnish: Callable[[], object] | None = None,
         before: Callable[[int], Sequence[int]] | None = None,
     ) -> Child:
-        """Start a worker next to the code, or in a new process namespace whose first process calls `furnish`."""
+        """Start a worker: next to the code, or in a new process namespace if `furnish` is given.
+
+        The namespace's first process calls `furnish` to set it up. `private` is a folder for a worker that no file in
+        `work` can affect, or "" for a session's worker. `before` is as for `children.become`.
+        """
 
         def run() -> None:
             run_cells(work, private)
@@ -143,7 +147,7 @@ class Sessions:
     def restart_all(self) -> None:
         kill_all()
         if self.space is not None or ALONE:
-            empty_ipc()  # Otherwise, this memory, which belongs to no process, would be missing later.
+            empty_ipc()  # System V memory belongs to no process, and would otherwise stay in use.
         for session in self.sessions.values():
             try:
                 self.renew(session)
@@ -335,7 +339,7 @@ class Sessions:
             self.empty(path, deadline)
         if ALONE:
             empty_ipc()
-        self.own_limits.restore()  # Our successor starts with them.
+        self.own_limits.restore()  # The program that replaces this one inherits them.
         return clean and not any(os.listdir(path) for path in self.wipe) and not children(os.getpid())
 
     def forget_background(self) -> None:

@@ -112,7 +112,7 @@ class Shell:
 
     def close(self) -> None:
         """End the shell and everything that it started."""
-        if ENDED.get(self.child.pid) is None:  # Otherwise its number may belong to another process.
+        if ENDED.get(self.child.pid) is None:  # Once reaped, its number may belong to another process.
             kill_family(self.child.pid)
         self.leave()
 

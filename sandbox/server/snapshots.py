@@ -135,7 +135,7 @@ class Snapshots(Sessions):
     ) -> Any:
         """Call `run` in a new process, and `carry` here at the same time.
 
-        With `anew`, the working folder is emptied before, and again on failure.
+        If `anew`, the working folder is emptied first, and again on failure.
 
         Raises:
             Refused: If the process fails; the message is the process's own.
@@ -165,7 +165,7 @@ class Snapshots(Sessions):
             except TimeoutError:
                 why = f"it took over {envelope['timeout_s']:g} s"
             except BrokenPipeError:
-                pass  # It ended early and reports why.
+                pass  # The process ended early and reports why.
             if child is not None:
                 why = why or words_of(child, deadline)
                 if stillness.broken(by_others_than=child.pid):

@@ -87,7 +87,7 @@ class Space:
             if Space.current is None:
                 Space.current = self
             else:
-                Space.current.enter()  # Otherwise, the next fork would be in the new namespace.
+                Space.current.enter()  # Without this, the next fork would be in the new namespace.
         Space.first_processes.add(self.pid)
 
     def first(self) -> int:
@@ -128,7 +128,7 @@ class Space:
                 os.kill(between, signal.SIGKILL)  # It may have been stopped; its child then gets a parent in the space.
                 os.waitpid(between, 0)
             self.adopt(pid)
-            with suppress(BrokenPipeError):  # It has ended already; its exit shows that.
+            with suppress(BrokenPipeError):  # The new process has already ended; its exit shows that.
                 ours.send(b".")
         return pid
 
@@ -155,7 +155,7 @@ class Space:
             text = os.read(fd, 4096)
         finally:
             os.close(fd)
-        line = text.rpartition(b"\nNSpid:")[2].split(b"\n", 1)[0]  # The last one: the name may look like it.
+        line = text.rpartition(b"\nNSpid:")[2].split(b"\n", 1)[0]  # The last: a process's name may look like it.
         return int(line.split()[-1])
 
     def signal_all(self, number: int) -> None:
@@ -183,7 +183,7 @@ class Space:
         os.close(self.fd)
         if self.children >= 0:
             os.close(self.children)
-        os.waitpid(self.pid, 0)  # It ends after all others.
+        os.waitpid(self.pid, 0)  # The first process ends after all others.
         Space.first_processes.discard(self.pid)
 
     @classmethod
@@ -252,7 +252,7 @@ def keep_order(
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         furnish()
-        known: dict[int, int | None] = {start_first(end, first, patience_s): None}  # As if it had been adopted.
+        known: dict[int, int | None] = {start_first(end, first, patience_s): None}  # Counts as adopted.
         set_capabilities(0, 0)
         os.dup2(end.fileno(), 0)
         libc.syscall(SYS_CLOSE_RANGE, 1, ctypes.c_uint(HIGHEST_FD), 0)

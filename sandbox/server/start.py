@@ -1,4 +1,4 @@
-"""The server's start: it connects to the host, becomes a zygote, and lets a supervisor serve."""
+"""The server's start: it connects to the host, prepares to be forked (a zygote), and lets a supervisor serve."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def connect(config: dict[str, Any]) -> Wire:
 
 
 def prepare(config: dict[str, Any]) -> None:
-    """Make this process a zygote whose memory its children can't reach."""
+    """Prepare this process to be forked (as a zygote), and make its memory inaccessible to its children."""
     Bounds.nice = config.get("nice", 0)
     Bounds.filter = binascii.a2b_base64(config.get("filter", {}).get(os.uname().machine, ""))
     FirstToDie.watch()
@@ -113,7 +113,7 @@ def main() -> NoReturn:
             if not os.path.basename(path).startswith("agentgym-"):
                 raise SystemExit(f"{path!r} is not one of our folders, so it can't be wiped")
     host = connect(config)
-    if "network" in config:  # Once: a program that replaces this one has none to hand over.
+    if "network" in config:  # Only once: a program that replaces this one has no sockets.
         hand_over(WIRE_IN, config.pop("network"))
     arena = make_arena(host, config)
     prepare(config)
@@ -218,9 +218,9 @@ def serve_in_place(host: Wire, config: dict[str, Any], oom: OomCounter, places: 
 
 
 def serve(supervisor: Supervisor) -> NoReturn:
-    """Serve until the host closes the connection.
+    """Serve until the host closes the connection, and exit with code 0.
 
-    The exit code of any other end says that it came from inside.
+    At any other end, the exit code tells the host that something inside the sandbox ended it.
     """
     code = SANDBOX_KILLED
     try:

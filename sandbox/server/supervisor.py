@@ -84,7 +84,7 @@ class Supervisor(Fresh):
             BACKGROUND.wait(self.host)
             envelope, body = self.host.read(None)
             operation = self.operations.get(envelope.get("op", ""))
-            if operation is not None:  # Otherwise, an answer or a cancel that crossed the end of its call.
+            if operation is not None:  # None: an answer or a cancel that came after the end of its call.
                 answer, parts = self.attempt(operation, envelope, body)
                 self.host.write({"id": envelope["id"], **answer}, parts)
                 for part in parts:
@@ -112,7 +112,7 @@ class Supervisor(Fresh):
         except TimeoutError as error:
             return {"error": str(error) or "it took longer than its time limit", "late": True}, []
         except OSError as error:
-            self.hold_limits()  # Otherwise, code could make the effect of its limits look like our error.
+            self.hold_limits()  # If code lowered our limits and so caused this error, end the sandbox.
             return {"error": error.strerror or str(error), "errno": error.errno}, []
         except ValueError as error:
             return {"error": str(error)}, []
@@ -120,7 +120,7 @@ class Supervisor(Fresh):
     def hold_limits(self) -> None:
         """Restore our own limits; if code has permanently lowered them, the sandbox ends as killed by its code."""
         if self.arena is not None:
-            return  # No code can see us.
+            return  # Code in such a sandbox can't see our process.
         try:
             self.own_limits.restore()
         except OSError as error:
@@ -179,7 +179,7 @@ class Supervisor(Fresh):
         return self.make_room(fork)
 
     def start(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
-        """Start a program, or one of our tasks, that continues between calls."""
+        """Start a program, or one of our own archive programs, that continues between calls."""
         if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
             raise WrongArgument(f"more than {MAX_BACKGROUND} background programs and shells")
         stdin, ours = os.pipe()
@@ -305,7 +305,7 @@ class Supervisor(Fresh):
 
 
 def kind_of(error: Refused) -> dict[str, bool]:
-    """Return the kind of a refusal, for the host."""
+    """Return the kind of a refusal, as flags that the host reads."""
     return {"not_a_file": isinstance(error, NotAFile), "argument": isinstance(error, WrongArgument)}
 
 

@@ -52,7 +52,7 @@ class Worker:
         sys.modules["__main__"] = main
         self.names = main.__dict__
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_IGN)  # As in every Python: OSError instead of death.
+            signal.signal(number, signal.SIG_IGN)  # As in any Python: raise OSError instead of dying.
         os.environ.update(private_folder(private) if private else own_folder(work))
         if private:
             sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]

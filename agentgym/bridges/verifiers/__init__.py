@@ -1,4 +1,4 @@
-"""Environments of the `verifiers` package as envs, run by their own loop, which queries the policy in this process."""
+"""Environments of the `verifiers` package as envs: verifiers runs its own turns, and the policy here samples them."""
 
 from agentgym.bridges.verifiers.env import VerifiersEnv, VerifiersTask
 

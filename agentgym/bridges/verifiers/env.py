@@ -33,7 +33,7 @@ class VerifiersTask(Task):
 
 
 class VerifiersEnv(AgentEnv[VerifiersTask]):
-    """A verifiers environment as an env: every turn that its loop requests is trained with the reward of its rubric.
+    """A verifiers environment as an env: every turn that it requests is trained with its rubric's reward.
 
     The environment is the result of `verifiers.load_environment(env_id, **arguments)`, or of an override of `load`.
     All rollouts share it, and it is torn down with the run. Its metrics are stored as `verifiers/NAME`.
@@ -86,14 +86,14 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
             await close(cls)
 
     async def play(self, policy: Policy, prompt: Sequence[Message]) -> str:
-        """Run the environment's loop, and return the name of the limit, or of its own condition, that ended it.
+        """Run the environment's rollout, and return the name of the limit or stop condition that ended it.
 
         Args:
-            policy: The policy that answers the loop's requests.
+            policy: The policy that answers the environment's requests.
             prompt: The task's prompt.
 
         Raises:
-            EnvError: If an error ended the loop, or the loop got no response.
+            EnvError: If an error ended the rollout, or the environment got no response.
         """
         name, environment = type(self).__name__, self.resources
         api = AgentApi(policy, KEY, name)

@@ -52,13 +52,13 @@ def check_branching(env: type[Env[Any]], branching: BranchingConfig | None) -> N
 
 
 class Branches:
-    """The branches of one rollout; `play` runs those that the settings require in a state."""
+    """The branches of one rollout, which `play` runs in each state that the settings select."""
 
     def __init__(self, root: Attempt, settings: BranchingConfig) -> None:
         self.root, self.settings = root, settings
         self.played: list[BranchAttempt] = []
         self.waited = 0.0
-        """Seconds that the rollout waited for them."""
+        """Seconds that the rollout waited for its branches."""
         self._chooser = StateChooser(settings)
 
     async def play(self, conversation: Conversation, deadline: TimeLimit) -> None:
@@ -91,7 +91,7 @@ class Branches:
                 raise attempt.refusal
 
     def added(self, rollout: Rollout) -> Rollout:
-        """Return the rollout with its branches and their resource counts."""
+        """Return the rollout with its branches and with metrics of their number, failures, tokens and seconds."""
         ends = tuple(attempt.end() for attempt in self.played)
         segments: list[Segment] = list(rollout.segments)
         for place, attempt in enumerate(self.played):
@@ -144,7 +144,10 @@ class BranchAttempt(Attempt):
         )
 
     def segments(self, branch: int, first: int) -> list[Segment]:
-        """Close its segments as segments of the rollout, from the index `first` on; call this only once."""
+        """Close the branch's segments and return them; the index of the first one in the rollout is `first`.
+
+        Call this only once.
+        """
         for opened in self.state.segments:
             opened.index, opened.branch = opened.index + first, branch
             if opened.kind != "branch":  # The parent of a "branch" segment is a segment of the rollout.
@@ -170,7 +173,10 @@ class BranchAttempt(Attempt):
                 return await self._play_and_score(env)
 
     def _memo(self, origin: Env[Any]) -> dict[int, Any]:
-        """Return the replacements of objects that a copy of the env must not copy, by the objects' ids."""
+        """Return a memo for `copy.deepcopy`, with the objects that must not be copied with the env.
+
+        It maps the `id` of each such object to the object that replaces it in the copy, which may be the same one.
+        """
         state, root = self.state, self.root.state
         shared = [origin.task, origin._resources, root.engine, *root.engines.values(), *root.fallback_models.values()]
         memo: dict[int, Any] = {id(each): each for each in shared}
@@ -228,7 +234,7 @@ class StateChooser:
             return False
         before, surprise = self._surprises, -float(segment.logprobs(turns).mean())
         self._surprises = [*before, surprise]
-        # Its tokens were less likely than those of the turns before it, on average.
+        # On average, the turn's tokens were less likely than those of the turns before it.
         is_unlikely = bool(before) and surprise > sum(before) / len(before)
         named = {"turn": True, "tool_error": self._errors > errors, "unlikely_turn": is_unlikely}
         if not named[self.settings.after]:

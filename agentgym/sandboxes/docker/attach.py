@@ -67,7 +67,10 @@ def _tls() -> ssl.SSLContext:
 
 
 class Attached(Wire):
-    """Decodes an HTTP response, then chunks of output, each preceded by an 8-byte header (stream, length)."""
+    """Decodes the bytes of an attach stream: an HTTP response, then chunks of the container's output.
+
+    An 8-byte header before each chunk contains the chunk's stream and length.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +80,7 @@ class Attached(Wire):
         self._upgraded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def upgrade(self, name: str) -> None:
-        """Request the stream and wait until it is open."""
+        """Request the attach stream of the container `name`, and wait until the stream is open."""
         cast("asyncio.Transport", self._transport).write(REQUEST.format(name=name).encode())
         await self._upgraded
 

@@ -62,7 +62,7 @@ class Docker(DockerSettings):
             await finished(_close(engines))
 
     async def _start(self, engines: Sequence[Engine]) -> RemoteSandbox:
-        """Start a sandbox on the engine that has the fewest, or on another engine if that one is down or fails."""
+        """Start a sandbox on the engine that has the fewest sandboxes, or on another one if that is down or fails."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_S
         failures = 0
@@ -86,7 +86,7 @@ def _warn_once(text: str) -> None:
 
 
 async def _prepare(engines: Sequence[Engine], spec: Docker) -> None:
-    """Check and prepare the engines.
+    """Prepare every engine for sandboxes of this spec, and log a warning for each engine that is down.
 
     Raises:
         EngineDown: If no engine answers; the error is the first engine's.

@@ -77,7 +77,7 @@ T = TypeVar("T")
 
 
 class Engine:
-    """A client of one engine, with separate threads.
+    """One process's client of one Docker engine; blocking requests run in the client's own threads.
 
     At most 8 operations and 8 starts are in progress at once. Every container is labeled with the client's token, and
     the engine stores the client's heartbeat (see `heartbeat.py`). If this client is killed, the sweep of the next
@@ -222,7 +222,7 @@ class Engine:
             self._digest,
             command=[json.dumps(server_config(spec, connected=folder is not None))],
             name=name,
-            # Always under gVisor, which hands the input over to the sandbox's user: it would otherwise be this
+            # Input is always open under gVisor, which hands it over to the sandbox's user. A closed one would be this
             # machine's /dev/null.
             stdin_open=folder is None or spec.runtime == GVISOR,
             user=sandbox_user(spec, engine_maps_users=self._traits.maps_users),
@@ -328,12 +328,15 @@ class Engine:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove containers and folders of ended clients, and this client's ended or unknown containers."""
+        """Remove leftovers of ended clients, and this client's containers that have ended or aren't in use.
+
+        A container is in use if it was registered by `claim`.
+        """
         found = traces(self.client)
         mine = found.pop(self._run, None)
         for container in mine.containers if mine is not None else ():
             known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
-            # If a service ended before its sandbox, its logs are still needed.
+            # A service that ended before its sandbox stays, because its logs are still needed.
             ended = container["State"] in ("exited", "dead") and LABEL not in container["Labels"]
             if ended or not known:
                 self._remove(container["Id"])

@@ -92,7 +92,7 @@ def _watchman(path: str, token: str) -> "subprocess.Popen[bytes]":
 
 
 async def _events(path: str, token: str, since: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield the engine's event for each service of a client that ends.
+    """Yield the Docker engine's event for each of the client's services that ends.
 
     Raises:
         OSError: If the engine refuses the stream, or the stream ends early.

@@ -89,7 +89,11 @@ def traces(client: "docker.APIClient") -> dict[str, Traces]:
 
 
 class Lookout:
-    """Finds ended clients: at once if their process is visible from this machine, otherwise by two checks."""
+    """Finds the clients that have ended.
+
+    If this machine can see whether a client's process has ended, one check is enough. Any other client counts as ended
+    if two checks, some time apart, find the same heartbeat, which is too old, and no sandbox connected by a socket.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -208,7 +212,10 @@ class Heart:
 
 @contextmanager
 def lent_labels(client: "docker.APIClient") -> Iterator[dict[str, str]]:
-    """Yield labels for containers that count as owned by a living client until the block ends."""
+    """Yield labels for temporary containers, which no sweep removes before the block ends.
+
+    The labels belong to a client whose heartbeat is sent while the block runs.
+    """
     token = secrets.token_hex(6)
     heart = Heart(token, lambda: client, lambda error: None)
     try:

@@ -82,7 +82,10 @@ class DockerSettings:
     They share the sandbox's loopback, end with the sandbox, and are new in every episode.
     """
     hosts: Names = ()
-    """Addresses of a pool's engines, in the format of DOCKER_HOST; if empty, DOCKER_HOST or else the local engine."""
+    """Addresses of the pool's Docker engines, in the format of DOCKER_HOST.
+
+    If empty, DOCKER_HOST is used, or else the local engine.
+    """
     runtime: Word | None = None
     """The engine's runtime; None uses the engine's default.
 
@@ -112,7 +115,11 @@ class DockerSettings:
 
     @property
     def container_mb(self) -> int:
-        """Memory limit of a container in MB, including the memory for its files, which take none from its programs."""
+        """Memory limit of a container in MB.
+
+        It is the memory for programs plus the memory for the in-memory folders, so that files take none from the
+        programs.
+        """
         return self.memory_mb + FOLDERS * self.disk_mb + (GVISOR_MB if self.runtime == GVISOR else 0)
 
     @property
@@ -226,7 +233,7 @@ def network_settings(spec: DockerSettings) -> dict[str, str] | None:
 def system_calls(spec: DockerSettings) -> str:
     """Return the system calls that the container may make, as the JSON text that an engine accepts.
 
-    They include those with which a sandbox's keeper creates namespaces, except under gVisor. Code runs under a
-    stricter filter, which the server installs.
+    Except under gVisor, they include the calls for creating namespaces, which the sandbox's keeper needs (the process
+    that starts each episode). Code runs under a stricter filter, which the server installs.
     """
     return profile(network=spec.network != NONE, keeper=spec.runtime != GVISOR)

@@ -36,10 +36,10 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callable[["str | None", Any], object]) -> None:
-    """Run the cases of the orders within `seconds`, and report the outcome and output of each.
+    """Run the cases in `orders`, which comes from the host, and report the outcome and output of each.
 
-    If `copied`, the cases run in the current folder, which is already a copy that no other process uses. Otherwise they
-    run in a new copy of the current folder.
+    All cases together may take `orders["seconds"]`. If `orders["copied"]` is true, the current folder is already a copy
+    that no other process uses, and the cases run there. Otherwise they run in a new copy of the current folder.
     """
     deadline = time.monotonic() + orders["seconds"]
     if orders.get("words", [])[:2] == ["-m", "pytest"] and not has_module("pytest"):

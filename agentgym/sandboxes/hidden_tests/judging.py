@@ -94,7 +94,10 @@ class Judging:
 
 
 def reason(why: object) -> str:
-    """Return why a case failed as encodable text, with the setting to raise if the sandbox ran out of space."""
+    """Return why a case failed, as text that UTF-8 can encode.
+
+    If the sandbox ran out of space, the text names the setting to raise.
+    """
     return with_advice(cut_middle(encodable(str(why)), MAX_REASON))
 
 
@@ -109,7 +112,7 @@ def of_value(value: Any, expected: Expected, *, printed: bool) -> str | None:
             if inspect.isawaitable(said):
                 raise TypeError("it is async; give a function that is not")
             right = bool(said)
-        except Exception as error:  # The tested code chose the value, so it must not cost the reward.
+        except Exception as error:  # The tested code chose the value, so only this case fails, not the rollout.
             return f"the function in expect raised {type(error).__name__} for {shown(value)}: {error}"
     elif printed:
         right = lines(value) == lines(str(expected))

@@ -146,7 +146,7 @@ def command_line(command: str | Sequence[str]) -> str:
 def python_words(command: str) -> list[str] | None:
     """Return the words after Python and its options in a plain Python command, or None for any other command.
 
-    They are a file, `-m MODULE` or `-c CODE`, and its arguments.
+    The words are a file, `-m MODULE` or `-c CODE`, followed by its arguments.
 
     Raises:
         ValueError: As in `after_python`.

@@ -140,7 +140,7 @@ class Bubblewrap:
             ValueError: If a volume contains a socket.
         """
         check_sockets(self.volumes)
-        self._command({})  # First, as it refuses a Python that must run neither in a sandbox nor here.
+        self._command({})  # First: it refuses a Python that must not run, even here.
         sandbox_files(tuple(interpreter_of(self.python)))
 
     def _command(self, files: Mapping[str, int]) -> list[str]:

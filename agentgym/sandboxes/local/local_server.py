@@ -50,8 +50,9 @@ async def start_server(
         digest: The sandbox's digest.
         environment: The server's environment; None for this process's.
         keep: Descriptors that the server inherits.
-        held: Closed as soon as the server has inherited the descriptors, before its first message. So a hundred
-            sandboxes that start at once keep no more files open than one.
+        held: Context that keeps these descriptors open here. It is closed as soon as the server has inherited them,
+            even before the server's first message, so a hundred sandboxes that start at once keep no more files open
+            than one.
         scratch: Folders to remove when the server has ended.
         allow: The hosts that the sandbox may reach; None for none.
 

@@ -63,7 +63,7 @@ class Acceptor:
             self._pause()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        # Not in the task itself: a task that is cancelled before its first step runs no code.
+        # A callback, because an asyncio task that is cancelled before its first step runs no code of its own.
         self._connections.pop(task).close()
         if not task.cancelled() and task.exception() is not None:
             _log.error("a connection of a sandbox failed", exc_info=task.exception())

@@ -1,4 +1,4 @@
-"""The values of a sandbox's `network`: no network, its own loopback, a list of hosts, or a network of the engine."""
+"""The values of a sandbox's `network`: no network, its own loopback, a list of hosts, or a named Docker network."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ def allow_of(network: str | Allow) -> Allow | None:
 
 
 def engine_network(network: str | Allow) -> str:
-    """Return the container's network in the engine: "none", unless a network of the engine was requested by name."""
+    """Return the container's Docker network: "none", unless a network was requested by name."""
     return network if isinstance(network, str) and network != LOOPBACK else NONE
 
 

@@ -75,7 +75,7 @@ class Proxy:
 
     async def _serve(self, connection: socket.socket) -> None:
         client = await Stream.over(connection, MAX_HEAD)
-        connection.close()  # The stream has a duplicate of it.
+        connection.close()  # The stream has a duplicate of the socket.
         record = Record()
         try:
             await self._answer(client, record)
@@ -84,7 +84,7 @@ class Proxy:
             client.writer.write(_refused(refusal.status, str(refusal)))
             await client.finish(LINGER_S)
         except OSError as error:
-            if record.outcome != "allowed":  # Otherwise, one end closed it while it was being forwarded.
+            if record.outcome != "allowed":  # Once allowed, an error only means that one end closed the connection.
                 record.why = f"the connection ended: {error}"
         finally:
             client.close()

@@ -123,7 +123,7 @@ class SandboxNetwork:
         try:
             yield await BACKGROUND.complete(_start(forward))
         finally:
-            if forward in self._forwards:  # Otherwise its episode has ended, and the forward with it.
+            if forward in self._forwards:  # If not, the episode has ended, and stopped it.
                 self._forwards.discard(forward)
                 await BACKGROUND.complete(forward.stop())
 

@@ -200,7 +200,7 @@ class Services:
 
 
 async def _all(works: Any) -> None:
-    """Wait until all have finished, then raise the first error."""
+    """Await all of the awaitables `works` until each has finished, then raise the first error."""
     for result in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

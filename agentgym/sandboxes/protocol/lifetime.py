@@ -77,7 +77,7 @@ class Lifetime:
 
 
 class Call:
-    """A waiting call in the task that makes it, which is interrupted when its lifetime ends."""
+    """A waiting call, which is interrupted in its asyncio task when its lifetime ends."""
 
     __slots__ = ("_cancelling", "_interrupted", "_lifetime", "_task")
 

@@ -15,7 +15,7 @@ MAX_CODE = 1 << 20
 
 
 class Calls:
-    """One session of a sandbox.
+    """The connection and the session that all calls of a sandbox share.
 
     A sandbox handles one call at a time, including those of its branches; other calls wait.
     """
@@ -43,7 +43,7 @@ class Calls:
 
 
 def deadline_in(timeout_s: float) -> float:
-    """Return the time on the loop's clock that is `timeout_s` seconds from now."""
+    """Return the time on the event loop's clock that is `timeout_s` seconds from now."""
     return asyncio.get_running_loop().time() + timeout_s
 
 

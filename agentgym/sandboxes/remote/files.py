@@ -151,7 +151,7 @@ class Files(Programs):
                     while piece := given.read(PIECE):
                         await task.write(piece)
                 except BrokenPipeError:
-                    pass  # The task accepts no more input, and reports why.
+                    pass  # The program that unpacks accepts no more input, and reports why.
                 await task.close_stdin()
                 await _check_task(task, path)
 
@@ -223,7 +223,7 @@ class Files(Programs):
 
 
 async def _check_task(task: RemoteProcess, path: str) -> None:
-    """Wait until a task ends, and raise the error that it reports if it failed."""
+    """Wait until a program that packs or unpacks an archive ends; if it failed, raise the error that it reports."""
     said = b"".join([piece async for piece in task.stderr])
     code = await task.wait()
     if not code:

@@ -23,7 +23,7 @@ TRUNK = 0
 MAX_OPEN_ASKS = 8
 """Maximum number of host function calls that wait for their answers at once; the server has the same limit."""
 SERVER_ASKS = 2 * MAX_ASKS
-"""Number of host function calls after which the server ends a cell; a server that continues isn't our program."""
+"""Number of host function calls after which the server ends a cell; a server that forwards more isn't our program."""
 MAX_QUESTION = 1 << 20
 """Maximum bytes of a host function call; the server has the same limit."""
 IN_PLACE = "episodes are reset in place: kernel counters carry over, and a hidden test's programs can change its files"
@@ -71,7 +71,7 @@ class Link:
         self.needs_replacement = False
         """Whether the sandbox works but should be replaced by a new one before its next lease."""
         self.created_at = self.used = self._loop.time()
-        """The times at which the connection was opened and the last call started or ended, on the loop's clock."""
+        """When the connection was opened, and when the last call started or ended, on the event loop's clock."""
 
     @property
     def broken(self) -> str | None:
@@ -208,15 +208,15 @@ class Link:
                 end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
                 if end is not None:
                     return end
-            # Frames that have already arrived are received without a wait, so let the loop do other work first.
+            # Frames that have already arrived are received without a wait, so let other asyncio tasks run first.
             if waiting or self._wire.holds_frames:
                 await asyncio.sleep(0)
 
     async def _next(self, call: int, deadline: float) -> Frame:
         """Return the call's next frame.
 
-        An answer that has arrived by the time of the check counts even after the deadline, since the loop may have been
-        blocked.
+        An answer that has arrived by the time of the check counts even after the deadline, since the event loop may
+        have been blocked.
 
         Raises:
             TimeoutError: At the deadline, however many frames of other kinds arrive.

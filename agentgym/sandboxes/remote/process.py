@@ -21,7 +21,7 @@ PIECE = 64 << 10
 
 
 class News:
-    """An event source, and the tasks that wait for its events."""
+    """An event source, and the asyncio tasks that wait for its events."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
@@ -32,7 +32,7 @@ class News:
                 waiter.set_result(None)
 
     async def until(self, happened: Callable[[], bool], timeout_s: float | None) -> None:
-        """Wait until the condition holds.
+        """Wait until `happened` returns true; it is called now and after each event.
 
         Raises:
             TimeoutError: After `timeout_s`.
@@ -182,7 +182,7 @@ class RemoteProcess:
         except TimeoutError:
             self._link.cut("a program in it did not end", by_its_code=True)
         except SandboxError:
-            pass  # It ended with its sandbox.
+            pass  # The program ended with its sandbox.
         finally:
             self._link.processes.pop(self.number, None)
             self.lose()

@@ -141,7 +141,7 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._deadline = 0.0
-        """The time at which the wait ends without a frame, on the loop's clock."""
+        """The time at which the wait ends without a frame, on the event loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
@@ -190,7 +190,7 @@ class Wire(asyncio.Protocol):
         """Return the next frame.
 
         Raises:
-            TimeoutError: At `deadline` on the loop's clock.
+            TimeoutError: At `deadline` on the event loop's clock.
             WireError: If no more frames can come.
         """
         while not self._frames:
@@ -215,7 +215,7 @@ class Wire(asyncio.Protocol):
     def _wake_at(self, time: float) -> None:
         """Set the timer; one timer serves all waits, because most of them end long before it fires.
 
-        asyncio.timeout doesn't fit: if the loop was blocked past the deadline, a frame that has arrived must win.
+        asyncio.timeout doesn't fit: if the event loop was blocked past the deadline, a frame that has arrived must win.
         """
         if self._timer is not None:
             self._timer.cancel()

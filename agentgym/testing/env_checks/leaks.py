@@ -105,11 +105,11 @@ class LeakWatch:
                 yield f"the temporary {kind} {path} still exists"
 
     def see_tasks(self) -> None:
-        """Record the running loop's current tasks, which `left_tasks` doesn't report."""
+        """Record the event loop's current asyncio tasks, which `left_tasks` doesn't report."""
         self.tasks = set(asyncio.all_tasks())
 
     async def left_tasks(self) -> list[str]:
-        """Return a line for each new task of the running loop that hasn't ended."""
+        """Return a line for each new asyncio task of the event loop that hasn't ended."""
         new = asyncio.all_tasks() - self.tasks - {asyncio.current_task()}
         if new:
             await asyncio.wait(new, timeout=TASK_GRACE_S)

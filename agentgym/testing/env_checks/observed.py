@@ -82,7 +82,7 @@ class ObservedRollout:
             running.cancel()
 
     def went_on(self, where: str) -> None:
-        """Record that the code returned; if it had been cancelled, it swallowed the cancellation."""
+        """Record that the code returned; if the check had cancelled it here, it swallowed the cancellation."""
         if self.cancelled.is_set():
             self.swallowed_by = where
             raise asyncio.CancelledError

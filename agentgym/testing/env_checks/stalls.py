@@ -17,12 +17,12 @@ from agentgym.testing.env_checks.findings import Finding
 from agentgym.tools.tool import class_tools
 
 LOOKS = 4
-"""Number of samples of a blocked loop that must find a method before the method is reported."""
+"""Number of samples of a blocked event loop that must find a method before the method is reported."""
 
 
 @dataclass(slots=True)
 class Stall:
-    """A period in which the loop was blocked: the method that ran, its line, and the seconds."""
+    """A period in which the event loop was blocked: the method that ran, its line, and the seconds."""
 
     method: str
     line: str
@@ -31,7 +31,7 @@ class Stall:
 
 
 class StallWatch:
-    """Watches the running loop from a thread; `findings()` names the methods that blocked it for `limit_s` seconds."""
+    """Watches the event loop from a thread; `findings()` names the methods that blocked it for `limit_s` seconds."""
 
     def __init__(self, cls: type[Env[Any]], limit_s: float) -> None:
         self.limit_s = limit_s
@@ -54,7 +54,7 @@ class StallWatch:
         self._thread.join()
 
     def findings(self) -> list[Finding]:
-        """Return one finding for each method that blocked the loop."""
+        """Return one finding for each method that blocked the event loop."""
         longest: dict[str, Stall] = {}
         for stall in sorted(self.stalls, key=lambda stall: stall.seconds):
             if stall.seconds >= self.limit_s and stall.looks >= LOOKS:
@@ -93,7 +93,7 @@ class StallWatch:
         self.stalls.append(self._current)
 
     def _running(self, frame: FrameType | None) -> tuple[str, str] | None:
-        """Return the env method that the loop's thread is in, a tool or reward rather than a helper, and its line."""
+        """Return the env's method that the event loop runs (a tool or reward rather than a helper), and its line."""
         found: tuple[str, str] | None = None
         while frame is not None:
             name = self.methods.get(frame.f_code)

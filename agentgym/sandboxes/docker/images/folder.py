@@ -150,7 +150,7 @@ def _remove_untagged(client: "docker.APIClient", steps: list[str], before: set[s
 
     with suppress(APIError):
         for step in dict.fromkeys([*_unsaid(client, steps, before), *reversed(steps)]):
-            with suppress(APIError):  # It has a tag, or another image is built on it.
+            with suppress(APIError):  # Refused if it has a tag, or another image is built on it.
                 found = client.inspect_image(step)  # type: ignore[no-untyped-call]
                 if not found["RepoTags"] and found["Id"] not in before:
                     client.remove_image(step)
@@ -167,7 +167,7 @@ def _wait_for_end(client: "docker.APIClient", steps: list[str]) -> None:
 
 
 def _unsaid(client: "docker.APIClient", steps: list[str], before: set[str]) -> list[str]:
-    """Return the ids of new images on top of the build's last reported step, which the engine has not reported."""
+    """Return the ids of images that the engine created on top of the build's last reported step but hasn't reported."""
     last = f"sha256:{steps[-1]}" if steps else None
     found = client.images(all=True) if last else []
     return [image["Id"] for image in found if image["Id"] not in before and image["ParentId"].startswith(last)]

@@ -49,7 +49,7 @@ def add_python(archive: tarfile.TarFile) -> None:
             if path.suffix == ".so":
                 extensions.append(path)
     loader = _loader(binary)
-    assert loader is not None  # `check_fits` has checked.
+    assert loader is not None  # `check_fits` refuses a Python without one.
     _add(archive, Path(loader).resolve(), LOADER, 0o755)
     for name, path in sorted(_libraries(loader, [binary, *extensions]).items()):
         _add(archive, path.resolve(), f"{PREFIX}/lib/{name}", 0o755)

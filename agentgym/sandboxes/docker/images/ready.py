@@ -107,7 +107,7 @@ def server_tag(base: str) -> str:
 
 
 def _once(client: "docker.APIClient", tag: str, announced: str, make: Callable[[Mapping[str, str]], str]) -> str:
-    """Return the id of the image with that tag, which is announced and created if missing."""
+    """Return the id of the image with that tag; if the image is missing, log `announced` and create it with `make`."""
     found = find(client, tag)
     if found is not None:
         return str(found["Id"])
