@@ -56,8 +56,8 @@ def advantages(
 ) -> NDArray[np.float64]:
     """Return one advantage for each row. Rows belong to rollouts, and a rollout may have several rows.
 
-    The three columns form one table, in any order: each row has the reward, the id and the group's id of one rollout.
-    A rollout counts once in its group's baseline, no matter how many rows it has.
+    The three sequences are parallel columns: row i has a rollout's reward, its id and its group's id. Rows may be in
+    any order. A rollout counts once in its group's baseline, no matter how many rows it has.
 
     Args:
         rewards: Reward of each row's rollout. None (or NaN) means unscored: the rollout is not in the baseline, and

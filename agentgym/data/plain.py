@@ -100,7 +100,7 @@ def _key(key: Any, raw: Raw) -> str:
         return made
     if made is None or isinstance(made, bool | int | float):
         return json.dumps(made)
-    raise NotPlainError(f"a {type(key).__name__} as a key of an object")
+    raise NotPlainError(f"an object key of type {type(key).__name__}")
 
 
 def _other(value: Any, raw: Raw) -> Any:

@@ -273,8 +273,8 @@ class Env(Generic[TaskT]):
     async def close(self) -> None:
         """Release the env's resources; called once, even after an error or a cancellation.
 
-        The plain tools and rewards of this rollout have ended by then, except one inside a C call that didn't return
-        within five seconds; the log names it.
+        By then, all plain `def` tools and rewards of this rollout, which run in threads, have returned. The exception
+        is one that was still inside a C call after five seconds; the log names it.
         """
 
     def restore_played(self, rollout: Rollout) -> None:

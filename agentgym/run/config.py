@@ -38,8 +38,8 @@ Variables = Annotated[dict[str, bool | int | float | str], Field(strict=False)]
 TrackerName: TypeAlias = Literal["trackio", "wandb", "tensorboard"]
 """Name of an experiment tracker, which is also its package's name."""
 WHOLE = (
-    "training scores each token under the full distribution, and truncated sampling makes tokens likelier than that, "
-    "so every ratio would be wrong; leave it out and lower train.temperature, or set it in eval_sampling"
+    "training scores tokens under the full distribution, but truncated sampling renormalizes it, so every ratio would "
+    "be wrong; remove the setting and lower train.temperature, or set it in eval_sampling"
 )
 """Why training can't sample from a truncated distribution, and what to do instead."""
 

@@ -242,7 +242,7 @@ def as_text(value: object) -> str:
 
 
 def _raw(value: object) -> object:
-    """Return a secret as asterisks; raise NotPlainError for bytes."""
+    """Return the text of a value that JSON cannot hold, such as a secret's asterisks; raise NotPlainError for bytes."""
     if isinstance(value, bytes | bytearray | memoryview):
         raise NotPlainError(f'{type(value).__name__}; return text, such as data.decode(errors="replace")')
     return str(value)

@@ -34,7 +34,7 @@ def test_training_refuses_to_sample_from_a_part_of_the_distribution(part: dict[s
 
 async def test_a_collector_also_refuses_partial_sampling() -> None:
     collector = Collector(ag.find_env("terse"), Scripted([say("1")]), None, None, Sampling(top_p=0.5))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^sampling: training scores each token"):
+    with pytest.raises(ValueError, match=r"^sampling: training scores tokens"):
         async with collector.schedule(Schedule(prompts_per_step=1, group_size=2)):
             pass
 
@@ -47,7 +47,7 @@ def test_sampling_that_has_its_own_training_setting_is_refused_with_its_name() -
 
 
 def test_the_refused_flag_is_named() -> None:
-    with pytest.raises(RefusedWords, match=r"^--train-sampling\.top-k: training scores each token"):
+    with pytest.raises(RefusedWords, match=r"^--train-sampling\.top-k: training scores tokens"):
         settings(chase_grpo.RECIPE, ["--train-sampling.top-k", "20"])
 
 

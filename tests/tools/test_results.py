@@ -101,7 +101,7 @@ def frame() -> Any:
         (lambda: {"x": [bytearray(b"a")]}, r"^bytearray; .*, at \['x'\]\[0\]$"),
         (lambda: Note(tags=set(), by=object()), r"^a object, at \['by'\]$"),
         (lambda: Place("a", {len}), r"^a function, at \['around'\]\[0\]$"),
-        (lambda: {(1, 2): 3}, "^a tuple as a key of an object$"),
+        (lambda: {(1, 2): 3}, "^an object key of type tuple$"),
         (frame, "^a DataFrame, whose text form omits rows; give its rows as a list of dicts$"),
         (lambda: frame()["a"], "^a Series, whose text form omits rows"),
     ],

@@ -65,7 +65,9 @@ class PettingZooGame(Game):
     def opponent(self, observation: str, rng: random.Random) -> Any:
         player = self.agents.index(self.aec.agent_selection)
         if not (moves := self.moves(player)):
-            raise NotImplementedError(f"{type(self).__name__}.opponent: override it, because its moves aren't Discrete")
+            raise NotImplementedError(
+                f"{type(self).__name__}.opponent: a random move needs a Discrete space; override `opponent`"
+            )
         return rng.choice(list(moves))
 
     def moves(self, player: int) -> dict[str, int]:

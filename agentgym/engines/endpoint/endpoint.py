@@ -272,7 +272,7 @@ def _default(of: "Field[Any]") -> Any:
 
 
 def _setting(name: str, value: Any) -> str:
-    """Return a setting as part of a name. A long value is replaced by its digest."""
+    """Return `name=value`, a part of the engine's name. A long value is replaced by its digest."""
     text = json.dumps(dict(value) if isinstance(value, Mapping) else value, sort_keys=True, default=str)
     return f"{name}={text if len(text) <= _SHOWN else hashlib.sha256(text.encode()).hexdigest()[:12]}"
 

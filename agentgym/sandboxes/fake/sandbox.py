@@ -106,7 +106,7 @@ class FakeSandbox(Networked, Branch):
 
     @asynccontextmanager
     async def _start(self, program: Program, timeout_s: float) -> AsyncIterator[SandboxProcess]:
-        """Yield a program that has already ended with the shell's result."""
+        """Run the program in the fake shell, and yield it as a process that has already ended with that result."""
         yield FakeProcess(await self._exec(program, timeout_s, OUTPUT_LIMIT))
 
     @asynccontextmanager

@@ -146,8 +146,8 @@ class ServerProcess:
         tail = self.log_tail()
         if "No module named 'sglang" in tail or "No module named sglang" in tail:
             return (
-                f"{self.command[0]} has no SGLang: set AGENTGYM_SGLANG to a command whose Python has it; see "
-                "docs/sglang.md in a checkout"
+                f"{self.command[0]} has no SGLang: set AGENTGYM_SGLANG to the launch command of a Python that has it; "
+                "see docs/sglang.md in a checkout"
             )
         return tail
 
