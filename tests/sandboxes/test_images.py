@@ -206,7 +206,9 @@ def test_a_base_and_a_folder_together_are_refused() -> None:
 
 
 async def test_a_missing_image_error_names_the_pull_command(engine: Any) -> None:
-    with pytest.raises(SandboxError, match=r"no image 'agentgym-nowhere:1': `docker pull agentgym-nowhere:1`, or make"):
+    with pytest.raises(
+        SandboxError, match=r"no image 'agentgym-nowhere:1'; run `docker pull agentgym-nowhere:1`, or build"
+    ):
         async with Docker(image="agentgym-nowhere:1").open(1):
             pass
 

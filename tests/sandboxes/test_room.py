@@ -72,7 +72,7 @@ async def test_hidden_files_that_do_not_fit_name_the_setting() -> None:
 @pytest.mark.docker
 async def test_more_memory_than_the_machine_has_is_refused_by_name() -> None:
     spec = make("docker", disk_mb=100_000_000)
-    with pytest.raises(SandboxError, match=r"memory_mb, disk_mb: a sandbox may use .* 300000512 MB, and the machine"):
+    with pytest.raises(SandboxError, match=r"memory_mb, disk_mb: a sandbox may use .* 300000512 MB, but the machine"):
         async with spec.open(1):
             pass
 
