@@ -180,6 +180,6 @@ def test_the_guides_numbers_for_8b_on_one_gpu_match_the_count() -> None:
     server = 0.6 * free
     cache = server - memory.weight_bytes / GIB
     largest = memory.total_bytes(run.train.max_tokens_per_microbatch, gpus=1) / GIB
-    assert f"0.6 of the other {free:.1f} GiB, {server:.1f}: " in GUIDE
-    assert f"{cache:.1f} GiB of KV cache, " in GUIDE
-    assert f"largest the trainer has {largest:.1f} GiB, so both together have {largest + server:.1f}" in GUIDE
+    assert f"0.6 of the other {free:.1f} GiB, which is {server:.1f} GiB: " in GUIDE
+    assert f"{cache:.1f} for its KV cache " in GUIDE
+    assert f"takes at most {largest:.1f} GiB, so both together have {largest + server:.1f}" in GUIDE
