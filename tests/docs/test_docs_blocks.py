@@ -33,7 +33,10 @@ from tests.docs.blocks import (
 )
 
 ALL = [block for guide in sorted(DOCS.glob("**/*.md")) for block in blocks_of(guide)]
-GUIDES = [*sorted(DOCS.glob("**/*.md")), *(ROOT / name for name in ("CONTRIBUTING.md", "sandbox/README.md"))]
+GUIDES = [
+    *sorted(DOCS.glob("**/*.md")),
+    *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "sandbox/README.md")),
+]
 NAME = re.compile(r"`((?:ag|agentgym)\.[A-Za-z_.]*[A-Za-z_])")
 """Names from the library in inline code, such as `ag.Env` and `agentgym.testing`."""
 ADAPTER = re.compile(r"runs/[\w/]+/adapter\b")
