@@ -153,7 +153,7 @@ async def test_lengths_agree_and_counts_add_up_over_100_rollouts_with_faults(url
 
 def _kind(error: str) -> str:
     marks = {
-        "lies": "log-probabilities of",
+        "lies": "log-probabilities, or those of other ids",
         "aborted": "aborted the turn",
         "sandbox": "the sandbox died",
         "unserved": "no server is left",
