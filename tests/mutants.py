@@ -50,8 +50,19 @@ class Mutant(NamedTuple):
         return source[: self.start] + self.text.encode() + source[self.stop :]
 
     def key(self) -> tuple[str, str, str]:
-        """Return the fault's key in mutants.toml: its file, its line as text, and the inserted text."""
-        return self.file, (ROOT / self.file).read_text().splitlines()[self.line - 1].strip(), self.text.strip()
+        """Return the fault's key in mutants.toml: its file, its line without the comment, and the inserted text."""
+        return self.file, code_lines(self.file)[self.line - 1], self.text.strip()
+
+
+def code_lines(file: str) -> list[str]:
+    """Return the file's lines without indentation and trailing comments."""
+    return [line.partition("  # ")[0].strip() for line in (ROOT / file).read_text().splitlines()]
+
+
+def stale(known: dict[str, Any]) -> list[str]:
+    """Return the entries of mutants.toml whose line isn't in its file."""
+    entries = [(entry["file"], entry["line"]) for entry in known["equivalent"]]
+    return sorted({f"{file}: {line}" for file, line in entries if line not in code_lines(file)})
 
 
 def mutants(file: str) -> list[Mutant]:
@@ -181,8 +192,8 @@ def main() -> int:
     known = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     equivalent = {(entry["file"], entry["line"], entry["fault"]) for entry in known["equivalent"]}
     drawn = [mutant for file in given.files or known["tests"] for mutant in mutants(file)]
-    if stale := sorted(key for key in equivalent if key[1] not in (ROOT / key[0]).read_text()):
-        sys.exit(f"mutants.toml: these lines don't exist: {stale}")
+    if missing := stale(known):
+        sys.exit(f"mutants.toml: these lines don't exist: {missing}")
     random.Random(given.seed).shuffle(drawn)
     drawn = drawn[: given.count or None]
     counts: dict[str, Counter[str]] = {mutant.file: Counter() for mutant in drawn}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import agentgym
+from tests.mutants import stale
 
 ROOT = Path(__file__).parents[1]
 HEAVY = (
@@ -321,6 +322,10 @@ def calls(path: Path) -> set[str]:
             if isinstance(node.func.value, ast.Name):
                 found.add(f"{node.func.value.id}.{node.func.attr}")
     return found
+
+
+def test_mutants_toml_excuses_faults_in_lines_that_exist() -> None:
+    assert not stale(tomllib.loads((ROOT / "tests" / "mutants.toml").read_text()))
 
 
 def test_mutants_toml_names_tests_that_exist() -> None:

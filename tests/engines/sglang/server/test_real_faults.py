@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import Any
 
@@ -93,10 +93,14 @@ class Unlucky(ChaseCompaction):
 @asynccontextmanager
 async def over(relay: Relay) -> AsyncIterator[tuple[SGLangEngine, list[Peer]]]:
     """Yield an engine with two paths to one server, and the two peers."""
-    async with relay.peer() as one, relay.peer() as two:
-        async with SGLangEngine.attach(one.url, two.url, config=SGLangConfig(slots=16)) as engine:
+    config = SGLangConfig(slots=16)
+    with closing(relay.client):
+        async with (
+            relay.peer() as one,
+            relay.peer() as two,
+            SGLangEngine.attach(one.url, two.url, config=config) as engine,
+        ):
             yield engine, [one, two]
-        relay.client.close()
 
 
 def assert_lengths(groups: list[Group]) -> int:
