@@ -21,7 +21,7 @@ CODES = {
     "python": "pass",
     "floor": "import asyncio, numpy, pydantic",
     "import": "import agentgym",
-    "env": "from agentgym import Limits, Task, ToolEnv, reward, run_groups, tool",
+    "env": "from agentgym import Limits, Task, ToolEnv, reward, tool; from agentgym.scheduling import run_groups",
 }
 
 
