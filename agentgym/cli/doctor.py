@@ -226,7 +226,10 @@ def _podman() -> Finding:
 
 
 def _runsc() -> Finding:
-    """Return whether the Docker engine has gVisor as a runtime; one on another machine may, even without runsc here."""
+    """Return whether the Docker engine has gVisor as a runtime.
+
+    An engine on another machine may have it even if runsc isn't installed on this one.
+    """
     path = shutil.which("runsc")
     get = "install gVisor (https://gvisor.dev), and register it with the engine as in sandbox/README.md of a checkout"
     if "runsc" in _runtimes():
@@ -250,7 +253,7 @@ def _runtimes() -> set[str]:
 
 
 def _gpus() -> Finding:
-    """Return the GPUs that nvidia-smi lists, because importing torch takes seconds."""
+    """Return the GPUs that nvidia-smi lists. torch isn't asked, because importing it takes seconds."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         listed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)

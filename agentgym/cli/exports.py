@@ -154,7 +154,9 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
         if not seen:
             raise ValueError("no file is an ATIF trajectory, whose schema_version starts with ATIF-v1.")
         if store.lost:
-            raise AgentGymError(f"--output: {store.lost} rollouts could not be written to {part}")
+            raise AgentGymError(
+                f"--output-dir: {store.lost} rollouts could not be written to {part}; see the log for the reason"
+            )
         _sign(part)
         content = {"versions": versions(), "model": models.pop() if len(models) == 1 else None}
         (part / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")
@@ -165,7 +167,11 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
 
 
 def _sign(folder: Path) -> None:
-    """Write the signs of suspicious rollouts at the end, since they need whole groups and files are in any order."""
+    """Store the signs of suspicious rollouts, once all rollouts are in the folder.
+
+    They can't be stored earlier, because they depend on whole groups, and the files of a group may be read in any
+    order.
+    """
     from agentgym.store.reader import RolloutStore
     from agentgym.store.writer import RolloutWriter
     from agentgym.types.rollout import Group

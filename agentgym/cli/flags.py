@@ -101,10 +101,12 @@ def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
 def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, about: str = "") -> RunConfig:
     """Return the recipe with the command line's settings; if it requests help, print that and exit with 0.
 
-    `--env.NAME VALUE` sets a parameter of the env, in addition to those that the recipe sets; `--env.MEMBER.NAME
-    VALUE` sets one of a mixture's members, and `--env.MEMBER VALUE` a member's weight. A resumed run without
-    `--max-steps` keeps the number of steps that it was started with. Settings that `--eval-sampling` leaves out are
-    as in training, and `--resume` without `--output-dir` continues in the folder that it names.
+    `--env.NAME VALUE` sets a parameter of the env, in addition to those that the recipe sets; `--env.MEMBER.NAME VALUE`
+    sets one of a mixture's members, and `--env.MEMBER VALUE` a member's weight. Settings that `--eval-sampling` leaves
+    out are as in training.
+
+    A resumed run without `--max-steps` keeps the number of steps that it was started with. Without `--output-dir`, it
+    continues in the folder that `--resume` names.
 
     Raises:
         RefusedWords: If a flag is refused; the message names it.
@@ -518,7 +520,10 @@ def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[
 
 
 def refusal(said: str) -> str:
-    """Return the first sentence of tyro's error message without its frame, which has no sides if stdout is ASCII."""
+    """Return the first sentence of tyro's error message, without the frame around it.
+
+    If stdout is ASCII, the frame has no sides.
+    """
     lines: list[str] = []
     for line in said.splitlines():
         words = line.strip("│ ")
@@ -533,6 +538,6 @@ def refusal(said: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a sentence in a form that fits into another sentence."""
+    """Return a sentence without its capital letter and its period, so that it can be part of another sentence."""
     first = text[:1] if text[:2].isupper() else text[:1].lower()
     return _TYPE.sub("", first + text[1:]).removesuffix(".")

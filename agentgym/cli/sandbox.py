@@ -43,7 +43,7 @@ def build(
     Args:
         from_debootstrap: Build it on a minimal Debian, for machines that can't reach a registry. Needs root.
         base: The image to build on. If it has no python3, this machine's is added.
-        dockerfile: A folder with a Dockerfile, whose image to build on.
+        dockerfile: A folder with a Dockerfile. The image of that Dockerfile is built first, and this one on top of it.
         pip: A package that code in the sandbox can import; may be given several times.
         apt: A package of the image's Debian or Ubuntu; may be given several times.
         tag: The image's name; by default the one that Docker sandboxes use.

@@ -1,4 +1,4 @@
-"""Rollout workers as the driver uses them: their engines as one engine, and their schedulers as one scheduler."""
+"""The rollout workers as the driver uses them: all engines as one engine, and all schedulers as one scheduler."""
 
 import asyncio
 from collections import Counter

@@ -29,7 +29,9 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 T = TypeVar("T")
 LOST_S = 10.0
-"""Seconds to wait, after an error in one training process, for another process to end, which is then the cause."""
+"""Seconds to wait, after an error in one training process, for another process to end. If one ends, the error is blamed
+on that.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,10 @@ class ClusterSnapshot:
     trainer: "ClusterTrainer"
 
     def write_checkpoint(self, folder: Path, step: int, *, run: Mapping[str, Any], keep: int) -> None:
-        """Write the checkpoint: an adapter's from the driver, a full model's from every process into one folder."""
+        """Write the checkpoint of this step into `folder`.
+
+        The driver writes an adapter's checkpoint. For a full model, every process writes its part into the same folder.
+        """
         if self.trainer.adapts:
             self._whole().write_checkpoint(folder, step, run=run, keep=keep)
         else:
@@ -175,7 +180,7 @@ class ClusterTrainer:
         return objects
 
     def first(self, work: Callable[[], T]) -> T:
-        """Run `work` on the driver."""
+        """Run `work` on the driver, because a `Trainer` runs it on its first process only."""
         return work()
 
     async def step_and_logprobs(
@@ -187,7 +192,7 @@ class ClusterTrainer:
         return done
 
     def values(self, samples: Sequence[Sample]) -> dict[SampleKey, Floats]:
-        """Return the critic's values."""
+        """Return the critic's values of the samples' states, as `Trainer.values` does."""
         values: dict[SampleKey, Floats] = self._call("values", list(samples))
         return values
 
@@ -202,12 +207,15 @@ class ClusterTrainer:
         return weights
 
     def score(self, token_ids: Sequence[int], *, sampling: Sampling, base: bool = False) -> Floats:
-        """Return the trainers' log-probabilities of these ids."""
+        """Return the log-probability (nats) of each id except the first, as `Trainer.score` does."""
         scores: Floats = self._call("score", list(token_ids), sampling=sampling, base=base)
         return scores
 
     def save(self, path: Path | str, *, files: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Write the adapter from the driver, or have the first process write the full model into a shared folder."""
+        """Save the trained adapter or model in `path`.
+
+        The driver writes an adapter. The first process writes a full model, so both must see the same folder.
+        """
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         if self.adapts:
             write_adapter(self.adapter(), Path(path), files)

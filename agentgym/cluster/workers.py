@@ -142,7 +142,10 @@ class Workers:
 
 
 async def _started(handle: Any) -> None:
-    """Wait until an actor's process runs or has ended. If it has ended, the next call to the actor raises an error."""
+    """Wait until an actor's process runs or has ended.
+
+    No error is raised if it has ended; the next call to the actor then raises one.
+    """
     with suppress(RayActorError):
         await answer(handle.__ray_ready__.remote())
 

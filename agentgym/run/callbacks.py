@@ -124,8 +124,8 @@ class Callbacks:
     _ended: list[Callback] = field(default_factory=list)
     """The callbacks whose `on_run_end` was called; each is called once."""
     _one: defaultdict[int, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
-    """Locks by callback id. A thread holds a callback's lock while it runs one of its methods, even after the run has
-    stopped waiting for the call.
+    """Locks by callback id. A thread holds a callback's lock while it runs one of the callback's methods, even after
+    the run has stopped waiting for the call.
     """
     _in_threads: set[str] = field(default_factory=set)
     """The methods that are running in threads, as "Class.method"."""
@@ -136,9 +136,10 @@ class Callbacks:
             await self._tell(callback, event, *told)
 
     async def failed(self) -> None:
-        """Call `on_run_end` with an empty summary on the callbacks that haven't had it yet.
+        """Call `on_run_end` with an empty summary, because the run failed or was stopped.
 
-        Callbacks in threads that still block after `GRACE_S` seconds are abandoned, with a warning.
+        Callbacks whose `on_run_end` was already called are skipped. Callbacks in threads that still block after
+        `GRACE_S` seconds are abandoned, with a warning.
         """
         left = [each for each in self.callbacks if not any(each is told for told in self._ended)]
         for callback in (each for each in left if not each.in_thread):

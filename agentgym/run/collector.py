@@ -32,7 +32,7 @@ PlayedShare: TypeAlias = tuple[Sequence[Group], BatchStats | None]
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Runs rollouts with an env, an engine and sandboxes. Under torchrun, each process has one for its share."""
+    """Runs rollouts with an env, an engine and sandboxes. Under torchrun, each process has its own and runs its share."""
 
     env: type[Env[Any]]
     engine: Engine
@@ -70,7 +70,7 @@ class Collector:
         return await self.peers.gather(list(groups))
 
     def _completed(self, schedule: Schedule) -> Schedule:
-        """Return the schedule with the collector's sampling and concurrency if it sets none."""
+        """Return the schedule, with the collector's sampling settings and concurrency if the schedule sets none."""
         sampling, concurrency = schedule.sampling or self.sampling, schedule.concurrency or self.concurrency
         return replace(schedule, sampling=sampling, concurrency=concurrency)
 

@@ -92,7 +92,7 @@ class Evaluations:
         """Run the held-out tasks after `done` steps, record the results, and return their mean reward.
 
         Args:
-            phase: The phase under which rollouts are stored.
+            phase: The phase under which rollouts are stored, such as "eval_before".
             done: Number of finished steps.
             checkpoints: Saves the policy if this evaluation is the run's best so far, unless the run only evaluates
                 before and after training. None saves no policy.

@@ -76,7 +76,12 @@ async def run_loop(
     callbacks: Sequence[Callback],
     engine: Engine | None,
 ) -> dict[str, Any]:
-    """Run the loop from the state in the run's folder to its last step, and return the summary."""
+    """Run the loop from the state in the run's folder to its last step, and return the summary.
+
+    `opened_parts` opens the run's trainer and collectors, which count what they lose in `losses`. `held` is the run's
+    locked folder, or None on every process except the first. `engine` is used instead of the run's engine if it isn't
+    None.
+    """
     start = time.perf_counter()
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(opened_parts(run, losses))
@@ -153,7 +158,7 @@ async def run_loop(
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps of one run."""
+    """Runs the training steps of one run; its fields are the run's opened parts."""
 
     run: RunConfig
     parts: Parts
@@ -231,7 +236,7 @@ class _Steps:
         return batch, {}
 
     def rollout_ended(self, rollout: Rollout) -> None:
-        """Report a finished training rollout to the progress display and the callbacks."""
+        """Report a training rollout that has ended to the progress display and the callbacks."""
         self.record.log.rollout_ended()
         self.callbacks.on_rollout(rollout)
 
@@ -273,7 +278,10 @@ def _probe(groups: Groups) -> list[int]:
 async def open_callbacks(
     run: RunConfig, record: Recorder, given: Sequence[Callback], *, first: bool
 ) -> AsyncIterator[Callbacks]:
-    """Open a run's trackers, and notify all callbacks if the run starts or fails. Other processes have no callbacks."""
+    """Open a run's trackers, and notify all callbacks when the run starts and if it fails.
+
+    Only the first process has callbacks.
+    """
     folder, alert = record.log.folder, record.log.alert
     told = Callbacks(alert)
     try:

@@ -140,7 +140,7 @@ class MetricsLogger:
         return said
 
     def _open_again(self, lacks: bytes) -> None:
-        """Reopen the file at its path and append what it lacks."""
+        """Reopen the file at its path and append the bytes `lacks`, which it doesn't have yet."""
         assert self._file is not None
         before, self._file = self._file, _opened(self.folder / METRICS)
         os.close(before)
@@ -159,7 +159,7 @@ class MetricsLogger:
             self._line(doing)
 
     def rollout_ended(self) -> None:
-        """Display how many rollouts have ended since the last step.
+        """Count a rollout that has ended, and display how many have ended since the last step.
 
         If stderr isn't a terminal, print a line if none was printed for `QUIET_S` seconds.
         """

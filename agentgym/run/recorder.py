@@ -56,7 +56,7 @@ class Recorder:
     """By name, contents of the files that are written only at the start. If one is removed, it is written again."""
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
     turn: threading.RLock = field(default_factory=threading.RLock)
-    """Lock that is held while the recorder follows its folder, until everything is written at the new path."""
+    """Lock that is held while the recorder follows its folder to a new path, until everything is written there."""
 
     def follow(self) -> Change | None:
         """Follow the run's folder to its current path. Blocks on disk I/O.
@@ -140,7 +140,10 @@ class Recorder:
         *,
         step: int,
     ) -> None:
-        """Store the trainer's results for a collected batch next to its rollouts."""
+        """Store the trainer's log-probabilities and the advantages of a collected batch next to its rollouts.
+
+        `scored` has the trainer's log-probabilities of each sample; see `trained_segments`.
+        """
         if self.store is not None:  # a generator: the store's thread runs it
             self.store.add_step(trained_segments(groups.rollouts, samples, scored), step=step)
 

@@ -43,9 +43,9 @@ EVALUATION = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 """The subfolder with the checkpoints."""
 _TRIES = 3
-"""Number of times to try a write during which the folder or its files are moved or removed."""
+"""Number of times to try a write if the folder or its files are moved or removed during it."""
 _REMOVAL_S = 0.3
-"""Seconds between two attempts."""
+"""Seconds between two tries of a write."""
 POLICIES = {"lora": "adapter", "full": "model"}
 """The subfolder with the trained adapter or model, by train.method."""
 
@@ -191,9 +191,9 @@ class CheckpointManager:
     """Saves a run's checkpoints, so that the run can be resumed whenever it stops. Keep it open while the run trains.
 
     The state after each finished step stays in memory until the next step has finished, so stopping in the middle of a
-    step loses only that step. Each process can write its state without calling
-    the others. The metrics and rollouts of a step are on disk before its checkpoint. If a checkpoint can't be written
-    to disk, the write is retried after the next step, and the previous checkpoint stays intact.
+    step loses only that step. Each process can write its state without calling the others. The metrics and rollouts of
+    a step are on disk before its checkpoint. If a checkpoint can't be written to disk, the write is retried after the
+    next step, and the previous checkpoint stays intact.
     """
 
     def __init__(self, trainer: "Trainer", record: Recorder, state: RunState, run: RunConfig) -> None:
@@ -439,7 +439,7 @@ class CheckpointManager:
 
 
 def _into(folder: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with a folder.
+    """Call `write` with a folder that must exist.
 
     Raises:
         FileNotFoundError: If the folder is gone; raised before anything is created at its path.

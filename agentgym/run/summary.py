@@ -38,7 +38,7 @@ class Report:
                 self.rewards |= {mean - spread, mean + spread}
 
     def add(self, groups: Groups) -> None:
-        """Count a batch."""
+        """Count the failures, tool calls and rewards of a batch."""
         self.tools.add(ToolCounts.of(groups.rollouts))
         self.failures.add(groups.rollouts)
         for rollout in groups.rollouts:
@@ -175,7 +175,7 @@ def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -
 
 
 def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how many branches were run, and their share of the sampled tokens."""
+    """Return a line with the number of branches that were run, and their share of the sampled tokens."""
     many, failed, tokens = (_of_rollouts(rows, name) for name in BRANCHES)
     if not many:
         return []
@@ -185,7 +185,7 @@ def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _critic(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how much of the returns the critic predicted."""
+    """Return a line with the share of the variance of the returns that the critic explained."""
     known = _known(rows)
     return [f"explained variance {known[0]:.2f} at the start, {known[-1]:.2f} at the end"] if known else []
 
@@ -214,7 +214,7 @@ def _unlearned(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _cut_off(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the share of the rollouts that each limit ended."""
+    """Return a line with the share of the rollouts that each limit ended."""
     finished = sum(row.get("rollouts/finished") or 0 for row in rows)
     ended = {reason: _sum_over_rollouts(rows, f"stop/{reason}") for reason in LIMITS}
     shares = {reason: count / finished for reason, count in ended.items() if count}
@@ -224,7 +224,7 @@ def _cut_off(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _lost(counts: Mapping[str, int]) -> list[str]:
-    """Return the parts that a run on a cluster has lost, and the rollouts lost with them."""
+    """Return lines on the parts that a run on a cluster has lost, and on the rollouts lost with them."""
     said = [
         f"{part.replace('_', ' ')} {lost:,} ({counts[f'{part}_replaced']:,} replaced)"
         for name, lost in counts.items()

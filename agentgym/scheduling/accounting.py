@@ -16,7 +16,9 @@ from agentgym.types.rollout import Group, Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleCounts:
-    """Counts of one kind of object: started + resumed = finished + dropped + carried + failed.
+    """How many rollouts, groups or requests of one batch were started, and how they ended.
+
+    The counts satisfy started + resumed = finished + dropped + carried + failed.
 
     Raises:
         ValueError: If the counts don't add up, or if one is negative.
@@ -46,7 +48,7 @@ class LifecycleCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStats:
-    """The outcome of everything that was in progress for one batch.
+    """What happened to all rollouts, groups and requests that were in progress for one batch.
 
     The stats of several processes or batches can be added.
     """
@@ -67,7 +69,7 @@ class BatchStats:
     kept_tokens: int = 0
     """Sampled tokens of the finished rollouts."""
     dropped_tokens: int = 0
-    """Sampled tokens of the dropped rollouts, in finished turns; they are wasted."""
+    """Tokens of the finished turns of the dropped rollouts; sampling them was wasted."""
     kept_s: float = 0.0
     """Seconds that the finished rollouts ran, summed."""
     cut: int = 0

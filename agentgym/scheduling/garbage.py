@@ -1,8 +1,8 @@
 """Delays full garbage collections until between batches.
 
 The messages and states of a rollout are thousands of objects, and nearly all of them live until their batch is done.
-With its default settings, the collector scans all of them again and again. With ten thousand live rollouts, that
-takes half of the time of the process that runs them, in pauses of up to two seconds. Decision 37 explains the
+With its default settings, Python's garbage collector scans all of them again and again. A process that runs ten
+thousand rollouts spends half of its time on these scans, in pauses of up to two seconds. Decision 37 explains the
 settings used instead.
 """
 
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 SETTINGS = (20_000, 500, 10)
 """Thresholds for `gc.set_threshold`.
 
-The first is the number of new objects that starts a collection of the young ones. The second is the number of such
-collections that starts a collection of older objects, and the third counts those of older objects in the same way.
-In practice, older objects are not collected before the batch has ended.
+The first is the number of new objects after which the young objects are collected. The second is the number of such
+collections after which older objects are collected, too. The third is the number of collections of older objects
+after which all objects are collected. In practice, older objects are not collected before the batch has ended.
 """
 _FULL = 10
 """Number of collections of older objects after which `collect_old` scans all objects of the process."""
@@ -60,7 +60,7 @@ def _enlarged(own: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 def collect_old() -> None:
-    """Collect objects that became old since the last call.
+    """Collect objects that became old since the last call; called between two batches.
 
     After several such collections, all objects are scanned instead. Outside a `collecting_between_batches` block,
     nothing is collected. The event loop is blocked while objects are scanned.

@@ -51,7 +51,9 @@ class GroupState(Generic[TaskT]):
     ) -> None:
         self.task, self.n, self.seed = task, n, seed
         self.by_turn = by_turn
-        """Whether each turn is credited with the rewards after it; turns may then differ even if totals are equal."""
+        """Whether each turn is credited with the rewards after it; the group may then have a signal even if all of its
+        rollouts have the same total reward.
+        """
         self.number = number
         """The position of the group's task in the run's order of tasks."""
         self.order = order
@@ -65,9 +67,9 @@ class GroupState(Generic[TaskT]):
         self._oldest: dict[int, int | None] = {}
         """The policy version of each ended rollout's oldest token; None if it has no tokens."""
         self._scored: tuple[int, list[Rollout]] = (0, [])
-        """Number of ended rollouts when the scored ones were last listed, and that list."""
+        """The cache of `scored`: the number of ended rollouts when the list was made, and the list."""
         self._finished: tuple[int, Group] | None = None
-        """Number of ended rollouts when the group was last created, and that group."""
+        """The cache of `finished()`: the number of ended rollouts when the group was created, and the group."""
         self._jobs: list[asyncio.Task[None]] = []
         self._judging: asyncio.Task[None] | None = None
 
@@ -85,7 +87,7 @@ class GroupState(Generic[TaskT]):
         return self.usages[-1]
 
     def start(self, job: asyncio.Task[None]) -> None:
-        """Add the asyncio task that runs the next rollout, called its job."""
+        """Add the job of the next rollout, which is the asyncio task that runs it."""
         self._jobs.append(job)
 
     def end(self, index: int, done: Rollout) -> None:

@@ -19,7 +19,7 @@ class Ledger(Generic[TaskT]):
 
     def __init__(self, rollouts: int, lost: InPlay) -> None:
         self.replaced = 0
-        """Groups without signal of this batch that were replaced."""
+        """Number of this batch's groups that were replaced because they have no signal."""
         self._rollouts, self._lost = rollouts, lost
         self._started, self._resumed = lost.started, lost.resumed
         self._dropped: list[GroupState[TaskT]] = []
@@ -50,7 +50,10 @@ class Ledger(Generic[TaskT]):
         )
 
     def batch_done(self, carried: int) -> list[GroupState[TaskT]]:
-        """Start the next batch's counts with `carried` groups; return the groups dropped in this batch."""
+        """Begin the counts of the next batch, and return the groups that were dropped in this one.
+
+        `carried` is the number of groups that stay in progress.
+        """
         dropped, self._dropped = self._dropped, []
         self._started, self._resumed, self.replaced, self._lost = 0, carried, 0, InPlay()
         return dropped

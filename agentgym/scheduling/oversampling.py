@@ -13,7 +13,7 @@ GroupT = TypeVar("GroupT", bound=GroupState[Any])
 StopRule: TypeAlias = Literal["all", "target", "deadline"]
 
 DEADLINE_SHARE = 0.8
-"""Share of the rollouts after which the deadline is set."""
+"""Share of the rollouts that must be done before the deadline is set."""
 DEADLINE_FACTOR = 1.5
 """The deadline, as a multiple of the time in which `DEADLINE_SHARE` of the rollouts were done."""
 
@@ -36,8 +36,8 @@ class OversampleConfig:
     """
     carry: Count = 0
     """Maximum number of policy versions that a carried-over group's oldest token may lag behind when the group is
-    trained on; 0 carries no group over. A carried-over group continues in the next batches, under their policies, and a
-    batch waits for a group that has reached the maximum.
+    trained on; 0 carries no group over. A carried-over group continues in the next batches, with their policies. A
+    batch waits for each group that has reached the maximum.
     """
     replace: Count = 0
     """Maximum number of groups without signal (equal scores) that one batch replaces."""
@@ -73,7 +73,9 @@ class OversampleConfig:
                 "carry: has no effect with max_staleness, which already carries over everything, up to its bound"
             )
         if self.stop == "deadline":
-            raise ValueError("stop: 'deadline' cuts rollouts, but with max_staleness they continue during training")
+            raise ValueError(
+                "stop: 'deadline' cuts rollouts, but with max_staleness they continue during training; use another stop"
+            )
 
 
 def share_of(count: int, share: float) -> int:

@@ -59,9 +59,9 @@ class _Starts:
 
 
 class Player(Generic[TaskT]):
-    """Runs rollouts of one env, at most `schedule.concurrency` at once; the others wait for their turn.
+    """Runs rollouts of one env, at most `schedule.concurrency` at once; the others wait until one of them ends.
 
-    Inside its `async with` block it has sandboxes, either the given ones or the env's own, and the env's resources.
+    Use it in an `async with` block, which opens the env's resources, and the env's sandboxes if no pool is given.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Player(Generic[TaskT]):
         check_sandboxes(sandboxes)
         named = check_models(models).items()
         self.models = {name: gate if engine is gate.engine else engine for name, engine in named}
-        """The models that the env queries by name; if one of them is the policy, it also waits at the gate."""
+        """The models that the env queries by name; if one of them is the policy, its requests also wait at the gate."""
         self._env, self._gate, self._sandboxes, self._schedule = env, gate, sandboxes, schedule
         self._at_once = schedule.concurrency or CONCURRENCY
         self._slots, self._starts = asyncio.Semaphore(self._at_once), _Starts()

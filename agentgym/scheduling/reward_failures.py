@@ -1,4 +1,4 @@
-"""Rewards that raised, counted over all rollouts by reward and line, and reported if there are more than a few."""
+"""Counts rewards that raised an error or became 0.0, by reward and line, and reports them if they are frequent."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ SHARE = 0.01
 
 
 class RewardFailures:
-    """Counts rewards that raised or returned no number, and rewards of 0.0 because of the policy's content."""
+    """Counts rewards that raised or returned no number, and rewards that are 0.0 because of content from the policy."""
 
     def __init__(self) -> None:
         self.rollouts = 0
@@ -24,9 +24,10 @@ class RewardFailures:
         """The counts at the last report."""
 
     def add(self, rollouts: Sequence[Rollout]) -> list[str]:
-        """Count ended rollouts, and return the messages that are due: above 1 %, and each time the count has doubled.
+        """Count ended rollouts, and return the messages that are due now.
 
-        Each message names the reward and the line that it concerns most often.
+        A message is due once it concerns more than 1 % of the rollouts, and again each time its count has doubled. Each
+        message names the reward and the line that it concerns most often.
         """
         self.rollouts += len(rollouts)
         for rollout in rollouts:
@@ -37,8 +38,8 @@ class RewardFailures:
         said = []
         if self._is_due("raised", self._raised):
             said.append(
-                f"{self._count(self._raised)} have no reward because one raised or did not return a number; "
-                f"{_most(self._raised)}. Score whatever the policy left behind; otherwise it learns to escape low "
+                f"{self._count(self._raised)} have no reward because a reward raised an error or did not return a "
+                f"number; {_most(self._raised)}. Score whatever the policy left behind; otherwise it learns to escape low "
                 "rewards this way. `agentgym check` finds such lines, where the reward should return 0.0."
             )
         if self._is_due("zero", self._zero):

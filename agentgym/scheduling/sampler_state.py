@@ -73,7 +73,9 @@ class SamplerState:
     by_id: bool
     """Whether a task is assigned to a process by its id instead of its position in the batch."""
     drawn: Count
-    """Lower bound on the numbers of this process's tasks that have not been drawn yet."""
+    """The number after that of the last task drawn, or 0 if none was drawn. All of this process's tasks with lower
+    numbers have been drawn.
+    """
     last_id: str | None
     """The id of the task whose number is `drawn` - 1; None if no task has been drawn."""
     unplayed: tuple[Count, ...]

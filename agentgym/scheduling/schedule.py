@@ -30,7 +30,9 @@ class Schedule:
     same_instance: bool = True
     """Whether the rollouts of a group share their env's seed; in an evaluation, each has a separate one."""
     by_turn: bool = False
-    """Whether each turn is credited with the rewards after it; turns may then differ even if totals are equal."""
+    """Whether each turn is credited with the rewards after it; a group may then have a signal even if all of its
+    rollouts have the same total reward.
+    """
     branching: BranchingConfig | None = None
     """Settings of the branches that are run from states of each rollout; None runs no branches."""
     sampling: Sampling | None = None

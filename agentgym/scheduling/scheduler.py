@@ -1,4 +1,4 @@
-"""Batches of groups of rollouts: oversampled, cut, carried over, replaced, and all of it counted."""
+"""Runs groups of rollouts and returns them in batches, with counts of everything that was started."""
 
 import asyncio
 import itertools
@@ -31,12 +31,14 @@ _AT_ONCE = 32
 
 
 class Scheduler(Generic[TaskT]):
-    """Runs a group of rollouts for each task, returns the groups in batches, and counts everything started once.
+    """Runs a group of rollouts for each task, returns the groups in batches, and counts everything that it starts.
 
     ::
 
         async with Scheduler(env, tasks, engine, Schedule(prompts_per_step=16, group_size=8)) as scheduler:
             groups = await scheduler.collect()
+
+    Each rollout, group and request is counted exactly once.
 
     Rollouts that a batch leaves in progress wait at the engine's gate until the next `collect`, with their env,
     sandbox and segments. With `max_staleness` they continue at once instead, alongside the groups of the next
@@ -90,7 +92,7 @@ class Scheduler(Generic[TaskT]):
         self._closings = itertools.count(1)
         self._changed = asyncio.Event()
         self._broken = False
-        """Whether a job raised an error that isn't a rollout's failure; it ends all jobs."""
+        """Whether a job raised an error that isn't a rollout's failure; such an error cancels all other jobs."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -120,7 +122,7 @@ class Scheduler(Generic[TaskT]):
 
         Args:
             wanted: Number of groups; None uses the schedule's `prompts_per_step`.
-            to_come: Number of batches that will follow, if known: no more than those are run ahead. None means
+            to_come: Number of batches that will follow; no more than those are started early. None means
                 unknown.
 
         Returns:
@@ -242,7 +244,7 @@ class Scheduler(Generic[TaskT]):
             self._close(group)
 
     def _told(self, rollouts: Iterable[Rollout]) -> None:
-        """Call the caller's callback with ended rollouts."""
+        """Call `on_rollout` with each of these ended rollouts."""
         if self._on_rollout is not None:
             for rollout in rollouts:
                 try:

@@ -133,7 +133,7 @@ class SampledTask(Generic[TaskT]):
     """Counts from 0 over the tasks of all processes; stays the same in a resumed run."""
     task: TaskT
     time: int = 0
-    """Distinguishes this run of the task from its other runs."""
+    """A number that differs each time the task is drawn; each of its groups thereby gets a different seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +310,10 @@ class TaskSampler(Generic[TaskT]):
         self._in_play.remove(number)
 
     def batch_done(self) -> None:
-        """Record that a batch has been returned, whose stats included the work that the stopped run had lost."""
+        """Record that a batch has been returned.
+
+        Its stats included the work that the stopped run had lost and the counts of rests, so both are reset.
+        """
         self.batches += 1
         self.lost = InPlay()
         self._rests.clear()
@@ -339,7 +342,8 @@ class TaskSampler(Generic[TaskT]):
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], *, alone: bool = False) -> None:
         """Continue from the samplers of a stopped run.
 
-        Tasks that were drawn but not run come first. The first process counts the groups that were in progress.
+        Tasks that were drawn but not run come first. The process of rank 0 counts the groups that were in progress as
+        dropped.
 
         Args:
             states: The states of all the run's processes, by rank.

@@ -53,7 +53,7 @@ async def test_reward_failures_are_logged_above_one_percent_and_when_they_double
     assert counts.add([bad]) == []
     (said,) = counts.add([bad])
     assert said.startswith(
-        "3 of 202 rollouts (1.5 %) have no reward because one raised or did not return a number; most"
+        "3 of 202 rollouts (1.5 %) have no reward because a reward raised an error or did not return a number; most"
     )
     assert f"Numbers: reward 'right', at {Path(__file__).name}:{RAISES} in right" in said
     assert counts.add([bad] * 2) == []
@@ -112,5 +112,8 @@ async def test_a_run_logs_reward_failures(tmp_path: Path, capsys: pytest.Capture
     async with open_recorder(tmp_path, MetricsLogger(tmp_path, steps=1), first=True, done=0) as record:
         record.collected(Groups([Group(group_id="0", rollouts=tuple(rollouts), task=task(0))]), step=0)
     said = capsys.readouterr().err
-    assert "WARNING: 1 of 2 rollouts (50.0 %) have no reward because one raised or did not return a number" in said
+    assert (
+        "WARNING: 1 of 2 rollouts (50.0 %) have no reward because a reward raised an error or did not return a number"
+        in said
+    )
     assert f"{Path(__file__).name}:{RAISES} in right" in said

@@ -86,7 +86,7 @@ def check(
 
 
 def oracle_of(cls: type[Env[Any]]) -> Callable[[Task], Any] | None:
-    """Return the env's own `oracle`, otherwise its module's, or None if there is none."""
+    """Return the `oracle` of the env's class, or else that of its module, or None if neither has one."""
     made = getattr(cls, "oracle", None) or getattr(sys.modules[cls.__module__], "oracle", None)
     return made if callable(made) else None
 

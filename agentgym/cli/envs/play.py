@@ -36,9 +36,9 @@ def play(
     """Play an environment yourself: read what a model would read, and write its turns.
 
     A line is a message. `/tool NAME KEY=VALUE ...`, or JSON with "name" and "arguments", calls a tool; `/help` lists
-    the rest. The number of turns is limited as for a model; time and tokens are not. At the end, the rewards are
-    printed. Ctrl-D, Ctrl-C and `/quit` leave early, in which case the rollout is not scored. Turns can also come
-    through a pipe, one per line.
+    the other commands and the tools. The number of turns is limited as for a model; time and tokens are not. At the
+    end, the rewards are printed. Ctrl-D, Ctrl-C and `/quit` leave early, in which case the rollout is not scored. Turns
+    can also come through a pipe, one per line.
     --env.NAME VALUE sets a parameter of the environment; the first lines of the output list the parameters.
 
     You play every conversation that the model would, including sub-agents and both sides of a self-play game: a line

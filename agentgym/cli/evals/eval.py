@@ -55,7 +55,7 @@ def evaluate_env(
     """Evaluate a model on an environment's held-out tasks, and print its scores with intervals and costs.
 
     The exit status is 0 if at least nine tenths of the rollouts have a reward and all are saved in the folder. It is
-    3 if more are missing, in which case the scores are those of the rest. It is 1 if no rollout has a reward, and for
+    3 if more are missing; the scores are then those of the other rollouts. It is 1 if no rollout has a reward, and for
     all other errors. A line on stderr reports what is missing, and how to run it again.
     --env.NAME VALUE sets a parameter of the environment. A model that the env queries by name (a model role),
     such as a judge, a simulated user or an opponent, has its own flags: --models.NAME.model or --models.NAME.url, and

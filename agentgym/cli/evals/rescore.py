@@ -36,7 +36,7 @@ def rescore_run(
     `agentgym show`, `compare` and `export` read it. If they cannot be written, the scores are still printed, nothing is
     saved, and the exit status is 3. Rewards may read the task, the answer, the metrics and the attributes that the
     env's own `restore_played` sets. If a reward reads the sandbox, or an attribute that a tool has set, an error names
-    both.
+    the reward and what it reads.
 
     A judge or another model that the rewards query by name is given as in an evaluation: --models.judge.url URL/v1.
 

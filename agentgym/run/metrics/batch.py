@@ -84,7 +84,8 @@ def mismatch_metrics(
 
     Args:
         samples: The samples of the step.
-        scored: For each sample, the trainer's log-probabilities, and whether the policy had changed by then.
+        scored: By each sample's rollout id, segment and step: the trainer's log-probabilities, and whether the policy
+            had changed before they were computed.
 
     Returns:
         The metrics; empty if no sample was scored before the policy changed.

@@ -22,7 +22,7 @@ def open_envs(envs: Envs, arguments: Mapping[str, Any], sandbox: Kind) -> type[E
         envs: The env, or the members of a mixture.
         arguments: Parameter values by name, or by MEMBER.PARAMETER for a mixture.
         sandbox: In a mixture, a kind other than "auto" replaces the sandbox of each member that has one. A single env
-            keeps the sandbox that it declares.
+            is returned with the sandbox that it declares, and `open_collector` applies the kind.
 
     Raises:
         ValueError: If the env doesn't declare a parameter, or if an argument names an env that isn't a member.
