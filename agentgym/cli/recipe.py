@@ -207,7 +207,7 @@ class Stop:
         """Number of the first signal, or None if no signal has arrived."""
         self.folder: Path | None = None
         self.made: Path | None = None
-        """The run's folder if this process created it and removes it should the run not start; otherwise None."""
+        """The run's folder if this process created it, otherwise None. It is removed if the run doesn't start."""
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._before: dict[int, Any] = {}
 

@@ -29,8 +29,8 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 T = TypeVar("T")
 LOST_S = 10.0
-"""Seconds to wait, after an error in one training process, for another process to end. If one ends, the error is blamed
-on that.
+"""Seconds to wait, after an error in one training process, for another process to end. If one ends, that is reported
+as the cause of the error.
 """
 
 

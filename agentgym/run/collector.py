@@ -32,7 +32,10 @@ PlayedShare: TypeAlias = tuple[Sequence[Group], BatchStats | None]
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Runs rollouts with an env, an engine and sandboxes. Under torchrun, each process has its own and runs its share."""
+    """Runs rollouts with an env, an engine and sandboxes.
+
+    Under torchrun, each process has its own collector, which runs the process's share of the rollouts.
+    """
 
     env: type[Env[Any]]
     engine: Engine

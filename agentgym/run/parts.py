@@ -42,7 +42,10 @@ class Parts(Protocol):
     def evaluator(
         self, env: type[Env[Any]], progress: Callable[[str], None]
     ) -> AbstractAsyncContextManager[Collector | None]:
-        """Return a context manager that opens the collector for evaluations during training, or yields None."""
+        """Return a context manager that opens the collector for evaluations during training.
+
+        It yields None if training waits for its evaluations.
+        """
         ...
 
     def lost(self) -> dict[str, int]:

@@ -43,7 +43,7 @@ EVALUATION = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 """The subfolder with the checkpoints."""
 _TRIES = 3
-"""Number of times to try a write if the folder or its files are moved or removed during it."""
+"""Maximum number of tries of a write during which the run's folder or its files are moved or removed."""
 _REMOVAL_S = 0.3
 """Seconds between two tries of a write."""
 POLICIES = {"lora": "adapter", "full": "model"}
@@ -289,7 +289,8 @@ class CheckpointManager:
         """Call `write` with the run's folder, and return whether the disk accepted the write.
 
         If the folder is moved or removed meanwhile, the write is repeated at the folder's new path. A write by all
-        ranks `together` isn't repeated in that case, and counts as refused.
+        ranks `together` isn't repeated in that case, and counts as refused. The warning about a refused write names
+        `what` should be written, and says with `then` what follows from the refusal.
         """
         disk, alone = self._record.log.disk, self._trainer.world == 1 or not together
         for _ in range(_TRIES if alone else 1):

@@ -65,7 +65,7 @@ class EngineGate:
 
     Args:
         engine: The engine behind the gate.
-        seen: Initial counts of requests by outcome; None starts at 0.
+        seen: Counts of requests by outcome to start from, such as those of a stopped run; None starts at 0.
     """
 
     def __init__(self, engine: Engine, seen: Mapping[str, int] | None = None) -> None:

@@ -84,7 +84,10 @@ def share_of(count: int, share: float) -> int:
 
 
 class Deadline:
-    """Expires at `DEADLINE_FACTOR` times the time after which `DEADLINE_SHARE` of the rollouts were done."""
+    """Expires at `DEADLINE_FACTOR` times the time after which `DEADLINE_SHARE` of the rollouts were done.
+
+    The event `passing` is then set.
+    """
 
     def __init__(self, rollouts: int, passing: asyncio.Event) -> None:
         self._loop = asyncio.get_running_loop()
@@ -136,7 +139,7 @@ class BatchPolicy:
         self.target = wanted + self._ahead + self._oversample.extra_groups
 
     def set_deadline(self, rollouts: int, passing: asyncio.Event) -> None:
-        """Start the deadline of the batch if the settings have one; it sets `passing` when it expires.
+        """Start the deadline of the batch, if the settings have one. When it expires, the event `passing` is set.
 
         `rollouts` is the number of rollouts from which `DEADLINE_SHARE` is computed.
         """
@@ -166,7 +169,7 @@ class BatchPolicy:
         return not group.signal and replaced < self._oversample.replace
 
     def too_old(self, groups: Iterable[GroupT], version: int) -> list[GroupT]:
-        """Return the groups that are too old to be returned."""
+        """Return the groups that are more than `bound` policy versions old, which must not be returned."""
         return [group for group in groups if group.age(version) > self.bound]
 
     def enough(self, groups: Sequence[GroupT], version: int) -> bool:

@@ -59,7 +59,7 @@ class _Starts:
 
 
 class Player(Generic[TaskT]):
-    """Runs rollouts of one env, at most `schedule.concurrency` at once; the others wait until one of them ends.
+    """Runs rollouts of one env, at most `schedule.concurrency` at once; the others wait until one has ended.
 
     Use it in an `async with` block, which opens the env's resources, and the env's sandboxes if no pool is given.
     """

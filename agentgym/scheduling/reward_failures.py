@@ -39,8 +39,8 @@ class RewardFailures:
         if self._is_due("raised", self._raised):
             said.append(
                 f"{self._count(self._raised)} have no reward because a reward raised an error or did not return a "
-                f"number; {_most(self._raised)}. Score whatever the policy left behind; otherwise it learns to escape low "
-                "rewards this way. `agentgym check` finds such lines, where the reward should return 0.0."
+                f"number; {_most(self._raised)}. Score whatever the policy left behind; otherwise it learns to escape "
+                "low rewards this way. `agentgym check` finds such lines, where the reward should return 0.0."
             )
         if self._is_due("zero", self._zero):
             said.append(

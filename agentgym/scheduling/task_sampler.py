@@ -133,7 +133,7 @@ class SampledTask(Generic[TaskT]):
     """Counts from 0 over the tasks of all processes; stays the same in a resumed run."""
     task: TaskT
     time: int = 0
-    """A number that differs each time the task is drawn; each of its groups thereby gets a different seed."""
+    """A number that differs each time the task is drawn, so that each group of the task gets a different seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
