@@ -26,7 +26,7 @@ from agentgym.types.rollout import Group, Rollout
 from agentgym.types.weights import Adapter, ModelWeights
 
 SAME = 1e-3
-"""Maximum difference, in nats, between the scores that workers' separate engines give the same policy."""
+"""Maximum difference, in nats, between the log-probabilities of the same tokens and policy in two workers' engines."""
 
 
 class WorkerEngines:
@@ -114,7 +114,9 @@ class WorkerEngines:
             await answer(worker.pull.remote(self._given))
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        """Return the log-probabilities under the workers' engines.
+        """Return the log-probabilities of these ids under the current policy.
+
+        If each worker has a separate engine, all of them score the ids, and the result of worker 0 is returned.
 
         Raises:
             EngineError: If a worker's log-probabilities differ from those of worker 0, which means that the two have
@@ -192,7 +194,7 @@ class ClusterScheduler(BatchScheduler):
     collecting: bool = False
     """Whether a batch is being collected. If so, the batch's groups that a lost worker had started count as dropped."""
     begun: Counter[int] = field(default_factory=Counter)
-    """Groups of the current batch that lost workers had started, by rank."""
+    """By a lost worker's rank, the number of groups of the current batch that it had started."""
     counted: Counter[int] = field(default_factory=Counter)
     """By a lost worker's rank, the number of its rollouts of the current batch that already count as lost."""
 

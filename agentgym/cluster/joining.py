@@ -32,7 +32,7 @@ PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "DOCK
 
 @asynccontextmanager
 async def joined(address: str, *, cpus: float) -> AsyncIterator[None]:
-    """Join the Ray cluster at the address; for auto, start one on this machine if none is running.
+    """Join the Ray cluster at the address; auto joins a running cluster, or else starts one on this machine.
 
     A cluster started here has at least `cpus` CPUs and is shut down when the block ends. If this process has already
     joined a cluster, that cluster is used and stays joined.

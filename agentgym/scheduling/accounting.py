@@ -59,9 +59,9 @@ class BatchStats:
     without_signal: int = 0
     """Groups that were dropped and replaced because they have no signal (equal scores)."""
     rested_solved: int = 0
-    """Tasks that rest from this batch on because all their rollouts solved them."""
+    """Tasks that rest from this batch on because all their rollouts had the same reward and solved them."""
     rested_unsolved: int = 0
-    """Tasks that rest from this batch on because all their rollouts had the same reward, less than 1."""
+    """Tasks that rest from this batch on because all their rollouts had the same reward, but didn't solve them."""
     passed_over: int = 0
     """Number of times that a resting task was skipped."""
     resting: int = 0
@@ -194,7 +194,7 @@ class Groups(Sequence[Group]):
 
 
 def raise_if_all_failed(groups: Groups, *, then: str = "") -> None:
-    """Raise the first rollout's error if no rollout has a score, since continuing would teach nothing.
+    """Raise an error that quotes the first rollout's if no rollout has a score, since continuing would teach nothing.
 
     Args:
         groups: A whole batch, including the groups of all other processes that share it. It is not an error if all

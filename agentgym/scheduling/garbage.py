@@ -25,7 +25,7 @@ _FULL = 10
 
 _lock = threading.Lock()
 _before: list[tuple[int, int, int]] = []
-"""The process's thresholds at the start of each open block, which its end restores."""
+"""The process's own thresholds, once for each open block; the end of the last block restores them."""
 
 
 @contextmanager

@@ -121,7 +121,7 @@ class GroupState(Generic[TaskT]):
 
     @property
     def cut(self) -> list[RolloutUsage]:
-        """The usage records of rollouts that have not ended."""
+        """The usage records of rollouts that have not ended; once the group is closed, these were cut."""
         return [usage for index, usage in enumerate(self.usages) if index not in self.ended]
 
     @property
