@@ -275,7 +275,7 @@ class RunConfig:
                     refuse_unreachable(named.model, f"models.{name}.model")
 
     def _check_branching(self) -> None:
-        """Raise ValueError, naming the field, if a setting doesn't fit branching, or needs it."""
+        """Raise ValueError, naming the field, if a setting doesn't work with branching, or only works with it."""
         if self.credit != "branches":
             if self.branching != BranchingConfig():
                 raise ValueError("branching: only used with credit branches; set credit to branches, or leave it out")

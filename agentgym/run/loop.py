@@ -8,7 +8,7 @@
     async with collector.schedule(Schedule(prompts_per_step=8, group_size=8, seed=seed)) as scheduler:
         for step in range(steps):
             groups = await scheduler.collect()
-            stats = await trainer.step(build_samples(groups, advantage="dr_grpo"))
+            stats = await trainer.step(build_samples(groups, advantage_estimator="dr_grpo"))
             await sync(step + 1)
 """
 

@@ -53,7 +53,7 @@ class Recorder:
     held: LockedFolder | None = None
     """The run's folder, locked by this process; None on every process but the first."""
     texts: dict[str, bytes] = field(default_factory=dict)
-    """The contents of files that are written only at the start of the run, by name. A removed file is written again."""
+    """By file name, the contents of files written only at the start of the run. A removed file is written again."""
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
     turn: threading.RLock = field(default_factory=threading.RLock)
     """Lock that is held while the recorder follows its folder to a new path, until everything is written there."""

@@ -289,8 +289,9 @@ class CheckpointManager:
         """Call `write` with the run's folder, and return whether the disk accepted the write.
 
         If the folder is moved or removed meanwhile, the write is repeated at the folder's new path. A write by all
-        ranks `together` isn't repeated in that case, and counts as refused. The warning about a refused write names
-        `what` should be written, and says with `then` what follows from the refusal.
+        ranks `together` isn't repeated in that case, and counts as refused.
+
+        If the write is refused, a warning says that `what` couldn't be written, and `then` says what follows from that.
         """
         disk, alone = self._record.log.disk, self._trainer.world == 1 or not together
         for _ in range(_TRIES if alone else 1):

@@ -160,7 +160,10 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -
 
 
 def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -> str:
-    """Return whether the held-out reward (the training reward if there is none) rose, fell or stayed."""
+    """Return the first heading of the report, which says whether the reward rose, fell or stayed.
+
+    This is the held-out reward, or the training reward if there is none.
+    """
     if not _total(rows, "train/optimizer_steps"):
         return "learned"
     if len(held_out) > 1:

@@ -82,7 +82,7 @@ def env_metrics(env: type[Env[Any]], groups: Groups, prefix: str = "") -> dict[s
 
 
 def members_of(env: type[Env[Any]]) -> list[type[Env[Any]]]:
-    """Return the envs of a mixture, or a list with the env itself."""
+    """Return the envs of a mixture; for a single env, a list with that env."""
     return [member.env for member in env.members.values()] if issubclass(env, Mixture) else [env]
 
 
