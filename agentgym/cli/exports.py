@@ -124,7 +124,7 @@ def _natural(path: Path) -> list[str | int]:
 def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
     """Write the rollouts to a store, with only one of them in memory at a time.
 
-    The settings next to the store name the rollouts' model if all of them have the same.
+    The settings next to the store name the rollouts' model if it is the same for all of them.
 
     Returns:
         The number of rollouts, and the number of those without a reward. The folder appears once everything is

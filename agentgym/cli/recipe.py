@@ -49,17 +49,17 @@ STOPPING = (
 def main(recipe: RunConfig, *, callbacks: Iterable[Callback] = ()) -> None:
     """Run a recipe from the command line.
 
-    If the run is stopped at any moment, it saves the last finished step and prints how to resume.
+    Whenever the run is stopped, it saves the last finished step and prints how to resume.
 
     Flags override the recipe's settings: `--max-steps 40 --train.lr 1e-3`. `--engine sglang` samples through SGLang
     servers, and `--engine module:Class` through a custom engine; the flags under `--engine.` are then that engine's.
     `--teacher-engine` does the same for a teacher. `--help` starts with the docstring of the program.
 
-    The last line on stdout is the summary as JSON. After Ctrl-C, the exit status is 130, and after
-    SIGTERM 143. One line on stderr then names the run's folder and the command that resumes it; a second Ctrl-C exits
-    at once. For an unknown flag, the exit status is 2, and stderr names the flag. Other errors are reported as one line
-    on stderr, with exit status 1: a setting that doesn't fit the env, the model or the folder, an agentgym error, a
-    full disk, or a missing package.
+    The last line on stdout is the summary as JSON. After Ctrl-C, the exit status is 130, and after SIGTERM 143. One
+    line on stderr then names the run's folder and the command that resumes it; a second Ctrl-C exits at once. For an
+    unknown flag, the exit status is 2, and stderr names the flag. Other errors are reported as one line on stderr, with
+    exit status 1: a setting that doesn't fit the env, the model or the folder, an agentgym error, a full disk, or a
+    missing package.
 
     Args:
         recipe: The recipe.

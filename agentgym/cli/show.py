@@ -176,7 +176,7 @@ def _show_one(found: StoredRollout, full: bool) -> None:
 
 
 def training_lines(found: StoredRollout) -> Iterator[str]:
-    """Yield the training values of each segment that was trained on, with one number per turn."""
+    """Yield lines with the advantages and the log-probability gaps of each trained segment, one number per turn."""
     for index, (advantages, gaps) in enumerate(zip(found.advantages, found.turn_gaps, strict=True)):
         if advantages:
             yield f"segment {index}: advantage by turn: {' '.join(f'{value:.4g}' for value in advantages)}"

@@ -40,7 +40,7 @@ class Player(Scripted):
         """The text printed so far for each conversation, as the model reads it."""
         self._last = ""
         self._roles: dict[str, str] = {}
-        """The role of each forked conversation, by the names of its sessions without the number at their end."""
+        """The role of each forked conversation, by the name that its sessions have before the number at their end."""
         self._tools: dict[str, Any] = {}
 
     def know_role(self, conversation: Conversation) -> None:
@@ -119,7 +119,7 @@ def tool_line(tool: dict[str, Any]) -> str:
 
 
 def last_answer(rollout: Rollout) -> Iterator[str]:
-    """Yield the messages after the last turn."""
+    """Yield the env's messages after the last turn, as they are displayed."""
     turns = [turn for segment in rollout.segments for turn in segment.turns]
     for message in max(turns, key=lambda turn: turn.number).env_messages if turns else ():
         for _, text in message_parts(message):

@@ -33,8 +33,8 @@ def serve(
 
     The server uses standard input and output, or HTTP with --port, until its client hangs up or Ctrl-C. With HTTP, it
     prints its address, and refuses requests without the token in it. The tool `answer` sends the text that a model
-    would write without a tool call. The resource agentgym://task contains the task's messages, and agentgym://outcome
-    the rewards, which are also printed on stderr at the end. docs/mcp-server.md has more.
+    would write without a tool call. The resource agentgym://task contains the task's messages. The resource
+    agentgym://outcome contains the rewards, which are also printed on stderr at the end. docs/mcp-server.md has more.
     --env.NAME VALUE sets a parameter of the environment.
 
     For example:

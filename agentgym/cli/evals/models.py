@@ -16,7 +16,7 @@ PREFIX = "--models."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlags:
-    """The model for a role: one in this process, or one at a chat endpoint."""
+    """The model of a model role, either in this process or at a chat endpoint."""
 
     model: str | None = None
     """The folder or hub name of a model, the folder of an adapter, or "tiny"; with a url, its name at the endpoint."""
