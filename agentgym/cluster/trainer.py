@@ -202,7 +202,10 @@ class ClusterTrainer:
         return adapter
 
     def weights(self, *, first_only: bool = False) -> ModelWeights | None:
-        """Return a snapshot of the fully trained model's weights."""
+        """Return a snapshot of the fully trained model's weights.
+
+        The driver receives one copy, whatever `first_only` is: the trainers other than the first return None.
+        """
         weights: ModelWeights | None = self._call("weights", first_only=True)
         return weights
 

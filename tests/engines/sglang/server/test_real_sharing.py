@@ -30,7 +30,9 @@ from dataclasses import replace
 from pathlib import Path
 import agentgym as ag
 from agentgym.run.open_collector import open_engine
+from agentgym.train.trainer import Trainer
 from agentgym.types.completion import Sampling
+from agentgym.weight_sync.sync import WeightSync
 from tests.engines.sglang.server.conftest import MODEL, real_config
 from tests.weight_sync.test_proof import batch
 
