@@ -21,7 +21,7 @@ BOUNDS = {
     "greater than": "above",
     "less than": "below",
 }
-"""Our words for bounds, by pydantic's."""
+"""This package's wording of bounds in error messages, by pydantic's wording."""
 
 
 def _without_nul(value: str) -> str:
@@ -57,7 +57,7 @@ Count: TypeAlias = Annotated[int, Field(ge=0)]
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 """An integer of at least 1."""
 Seed: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
-"""An integer from 0 to 2**63 - 1, which every random generator accepts and distinguishes from all others."""
+"""An integer from 0 to 2**63 - 1. Every random generator accepts these seeds and treats no two of them as the same."""
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 """A finite number of at least 0."""
 Above0: TypeAlias = Annotated[float, Field(gt=0)]
@@ -71,24 +71,24 @@ Text: TypeAlias = Annotated[str, AfterValidator(_without_nul)]
 Name: TypeAlias = Annotated[str, BeforeValidator(_named)]
 """Text that isn't blank and doesn't contain NUL."""
 Names: TypeAlias = Annotated[tuple[Name, ...], Field(strict=False), BeforeValidator(_row)]
-"""Texts as in `Name`; a list or another sequence becomes a tuple."""
+"""A tuple of texts that follow the rules of `Name`; a list or another sequence becomes a tuple."""
 Word: TypeAlias = Annotated[Name, AfterValidator(_no_option)]
 """A name that a program receives as a command-line argument, so it doesn't start with "-"."""
 Words: TypeAlias = Annotated[tuple[Word, ...], Field(strict=False), BeforeValidator(_row)]
-"""Texts as in `Word`; a list or another sequence becomes a tuple."""
+"""A tuple of texts that follow the rules of `Word`; a list or another sequence becomes a tuple."""
 MAX_STOPS = 16
-"""Maximum number of texts that end a turn."""
+"""Maximum number of stop texts: texts that end a turn when the model writes them."""
 MAX_STOP_LENGTH = 256
-"""Maximum length in characters of a text that ends a turn, since each is searched for after each token."""
+"""Maximum length of a stop text in characters, because each stop text is searched for after each token."""
 Stops: TypeAlias = Annotated[
     tuple[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...],
     Field(strict=False, max_length=MAX_STOPS),
 ]
-"""Texts that end a turn: at most 16, of 1 to 256 characters; a list becomes a tuple."""
+"""Stop texts, which end a turn: at most 16, of 1 to 256 characters; a list becomes a tuple."""
 Folder: TypeAlias = Annotated[Path, Field(strict=False), BeforeValidator(_named)]
-"""A path without NUL; text becomes a path."""
+"""A path without NUL; text that isn't blank becomes a path."""
 FolderOrName: TypeAlias = Annotated[Path | str, BeforeValidator(_named)]
-"""A path, or a text that stays unchanged; without NUL."""
+"""A path, or a text that isn't turned into a path. The text isn't blank, and neither contains NUL."""
 
 
 ALSO_CALLED: Mapping[str, str] = {
@@ -123,7 +123,7 @@ ALSO_CALLED: Mapping[str, str] = {
     "steps": "max_steps",
     "track": "report_to",
 }
-"""Our names of settings, arguments and commands, by the names in other libraries and earlier versions."""
+"""The name of a setting, argument or command here, by its name in another library or in an earlier version."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -138,11 +138,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def checked_dataclass(**options: Any) -> Callable[[C], C]:
     """Turn a class into a config: a dataclass with these options, whose fields pydantic validates.
 
-    Each field gets a value of its type within its bounds, even after `dataclasses.replace`; otherwise a ValueError
-    names the field and the accepted values. Types are exact: True isn't a number, and neither is text. An integer
-    becomes a float if the field is a float, and a field's type may accept more (`Folder` accepts text). An unknown
-    field is a TypeError that suggests the intended one. If a class in `ELSEWHERE` has it, the message names that
-    class.
+    Each field must get a value of its type and within its bounds, also in `dataclasses.replace`. Otherwise, a
+    ValueError names the field and the accepted values. Types are exact: True isn't a number, and neither is text. There
+    are two exceptions: an integer becomes a float if the field is a float, and a field's type may accept more (`Folder`
+    accepts text). An unknown field raises a TypeError that suggests the intended one. If a class in the config's
+    `ELSEWHERE` has the intended field, the message names that class.
 
     Args:
         options: The options of the dataclass.
@@ -186,7 +186,7 @@ else:
 
 
 def _refusal(cls: Any, given: Mapping[str, Any], errors: list[ErrorDetails]) -> TypeError | ValueError:
-    """Return the error for an invalid config, about the first invalid field."""
+    """Return the error for an invalid config, about an unknown field or else about the first invalid field."""
     first = min(errors, key=lambda error: error["type"] != "unexpected_keyword_argument")
     if not first["loc"]:  # from the config's own check, which names the field
         return ValueError(first["msg"].removeprefix("Value error, "))
@@ -229,7 +229,7 @@ def names_its_arguments(function: F) -> F:
 
 
 def require_instance(name: str, value: object, owner: type) -> None:
-    """Raise ValueError that names the argument, if it isn't an instance of its class."""
+    """Raise ValueError that names the argument if its value isn't an instance of `owner`."""
     if not isinstance(value, owner):
         raise ValueError(f"{name}: must be an instance of {owner.__name__}, got {value!r}")
 
@@ -237,8 +237,8 @@ def require_instance(name: str, value: object, owner: type) -> None:
 def what_to_give(name: str, value: Any, errors: list[ErrorDetails]) -> str:
     """Return the error message for a field: the path inside it, the expected value there, and the actual one.
 
-    For a union, the expectations are those of the members that matched furthest. Of a mapping, only the invalid value
-    is included, because other values may be secrets.
+    For a union, the message names the expectations of those alternatives that matched the value furthest. For a
+    mapping, it shows only the invalid value, because the other values may be secrets.
     """
     depth = max(len(error["loc"]) for error in errors)
     furthest = [error for error in errors if len(error["loc"]) == depth]

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from agentgym.errors.tracebacks import describe
 
 SHIPPED = {"tiny": "chase"}
-"""The folder of each shipped model among the checkpoints of a checkout, by the model's name."""
+"""The name of each shipped model's folder in `recipes/checkpoints` of a checkout, by the model's name."""
 
 _URL = re.compile("https?:/")  # a Path collapses two slashes into one
 HUB = "https://huggingface.co"
@@ -99,9 +99,9 @@ def _is_cached(name: str) -> bool:
 
 
 def why_no_hub() -> str | None:
-    """Return why no model can be fetched, or None if one can.
+    """Return why no model can be fetched from the hub, or None if the hub can be reached.
 
-    This takes seconds, while the hub's own client takes almost a minute.
+    This check takes seconds, while the hub's own client takes almost a minute.
     """
     hub = os.environ.get("HF_ENDPOINT") or HUB
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
@@ -147,7 +147,7 @@ def gpu_number(device: str, gpus: int) -> int:
 
 @contextmanager
 def of_field(field: str) -> Iterator[None]:
-    """Replace `model` with the field that named the model in a ValueError about loading it."""
+    """In a ValueError about loading a model, replace the leading `model` with the field that named the model."""
     try:
         yield
     except ValueError as error:

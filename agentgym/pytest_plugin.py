@@ -64,7 +64,8 @@ def sandboxes() -> FakeSandboxPool:
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test if it leaves a thread, a child process, an open file, a temporary folder or an asyncio task behind.
 
-    Objects that are about to end are waited for; each line of the message names a remaining thread or command line.
+    The check first waits for objects that are about to end. Each line of the failure message names a remaining thread
+    or command line.
     """
     with LeakWatch() as watch:
         request.node.stash[WATCH] = watch
@@ -131,7 +132,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Watch the tasks of a test that must not leave any, and fail a test that forgot to await its check."""
+    """Watch the asyncio tasks of a test with `no_leaks`, and fail a test that forgot to await `check_env`."""
     forgotten()
     watch = item.stash.get(WATCH, None)
     if watch is None or not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(item.obj):
@@ -152,7 +153,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _seeing_tasks(test: Callable[..., Any], watch: LeakWatch) -> Callable[..., Any]:
-    """Wrap an async test so that the watch sees the tasks in its loop before and after it."""
+    """Wrap an async test so that the watch sees the asyncio tasks in its event loop before and after the test."""
 
     @functools.wraps(test)
     async def seen(*args: Any, **kwargs: Any) -> Any:

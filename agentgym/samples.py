@@ -48,8 +48,8 @@ class SampleBatch(Sequence[Sample]):
     branches, they also include the tokens of all branches.
     """
     places: Mapping[tuple[str, int], str] = field(default_factory=dict)
-    """Ids of the groups by their position in the task order (`Group.place`), from which a trainer recognizes and
-    rejects groups that it has already trained on.
+    """Ids of the groups by their position in the task order (`Group.place`). A trainer uses the positions to recognize
+    and reject groups that it has already trained on.
     """
     returns: Mapping[SampleKey, Floats] = field(default_factory=dict)
     """Targets of the critic, by rollout id, segment and step. Each is the return from a turn on. Empty without a
@@ -92,7 +92,7 @@ def build_samples(
     merge: bool = True,
     credit: CreditLevel = "outcome",
 ) -> SampleBatch:
-    """Cut the rollouts of these groups into samples. Each sampled token is trained in exactly one of them.
+    """Cut the rollouts of these groups into samples. Each sampled token is trained in exactly one sample.
 
     ::
 
@@ -158,8 +158,8 @@ def teacher_samples(
         merge: Whether to make one sample per segment, instead of one per turn.
 
     Raises:
-        ValueError: If a segment has no advantages, in which case the message names it, if a rollout id appears twice,
-            or if a rollout has no token ids.
+        ValueError: If a segment doesn't have one advantage per token, in which case the message names the segment; if a
+            rollout id appears twice; or if a rollout has no token ids.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _refuse_repeated_ids(rollouts)
@@ -194,8 +194,8 @@ def value_samples(
 
     Args:
         groups: The groups to train on.
-        values_of: A function that takes samples, and returns the value of the state before each token of their loss
-            masks; called once. Pass `Trainer.values`, so that the trainer's next step trains its critic on the
+        values_of: A function that takes samples, and returns the value of the state before each token that their loss
+            masks select; called once. Pass `Trainer.values`, so that the trainer's next step trains its critic on the
             batch's `returns`.
         how: The settings of GAE.
 
@@ -372,7 +372,7 @@ def _cut(
 
 
 def _spans(turns: tuple[Turn, ...], *, merged: bool) -> Iterator[tuple[int, tuple[Turn, ...]]]:
-    """Divide a segment's turns into samples. Yield each sample's turns, after the index of the first of them."""
+    """Divide a segment's turns into samples; yield the index of each sample's first turn, and its turns."""
     if merged:
         yield 0, turns
     else:

@@ -1,4 +1,4 @@
-"""agentgym's errors, named after the part that failed, and `Failure`, the record of one in a rollout.
+"""agentgym's errors, named after the part that failed, and `Failure`, the record of an error in a rollout.
 
 Users raise plain Python exceptions in their environments and tools; `boundary` converts them once, where they enter
 agentgym's code.
@@ -76,16 +76,16 @@ class SandboxContentError(PolicyContentError):
     If the sandbox itself fails, a SandboxError is raised instead.
 
     It is raised if a sandbox's file is missing, too large, not readable or not UTF-8, or is a folder, a link, a pipe or
-    a device, and if a path, a command or code can't be used in any sandbox. Depending on the reason it is also a
-    FileNotFoundError, an OSError with the kernel's number, a TimeoutError or a ValueError. If a tool raises it, the
-    model reads its text. If a reward raises it, the reward is 0.0, and the metric `sandbox_content` counts it.
+    a device, and if a path, a command or code can't be used in any sandbox. Depending on the reason, it is also a
+    FileNotFoundError, an OSError with the kernel's error number, a TimeoutError or a ValueError. If a tool raises it,
+    the model reads its text. If a reward raises it, the reward is 0.0, and the metric `sandbox_content` counts it.
     """
 
     counted = "sandbox_content"
 
 
 class EnvError(AgentGymError):
-    """The user's environment raised; the cause is chained, and the message names the line of the user's code."""
+    """The user's environment raised an exception, which is chained; the message names the line of the user's code."""
 
 
 class ContextOverflow(AgentGymError):
@@ -97,10 +97,10 @@ class WireError(AgentGymError):
 
 
 def is_stray(error: BaseException | None) -> bool:
-    """Return whether an error is a CancelledError although nobody cancelled the running task.
+    """Return whether an error is a CancelledError although nobody cancelled the running asyncio task.
 
-    Awaiting a future or task that someone else cancelled raises one. If it propagated, this task would end as
-    cancelled, and the error would go unnoticed.
+    Awaiting a future or a task that someone else cancelled raises such an error. If it propagated, the running task
+    would end as cancelled, and the error would go unnoticed.
     """
     if not isinstance(error, asyncio.CancelledError):
         return False
@@ -111,9 +111,10 @@ def is_stray(error: BaseException | None) -> bool:
 def must_pass(error: BaseException) -> bool:
     """Return whether an error doesn't belong to the code that raises it, and must propagate unchanged.
 
-    Those are KeyboardInterrupt, the cancellation of the running task, and GeneratorExit if no task runs, because a
-    coroutine is being closed then. Every other error belongs to the code that raised it, even SystemExit and
-    GeneratorExit.
+    This is true of KeyboardInterrupt, of the cancellation of the running asyncio task, and of exception groups that
+    contain a KeyboardInterrupt or a CancelledError. It is also true of GeneratorExit if no asyncio task runs, because a
+    coroutine is being closed then. Every other error belongs to the code that raised it, even SystemExit, or
+    GeneratorExit in a running task.
     """
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup((KeyboardInterrupt, asyncio.CancelledError)) is not None
@@ -123,11 +124,12 @@ def must_pass(error: BaseException) -> bool:
 
 
 def alone(error: BaseException) -> BaseException:
-    """Return a group's first agentgym error, or its only error; return any other error unchanged.
+    """Return the one error that an exception group stands for; return any other error unchanged.
 
-    If a group has only PolicyContentErrors, return the first one. So an engine or a sandbox that fails in an
-    `asyncio.TaskGroup` of the user's code still counts as a failure of the engine or the sandbox. A group that fits
-    neither case is returned unchanged.
+    That is the group's first agentgym error that isn't a ToolError. Without one, it is the group's only error, or the
+    first error if all are PolicyContentErrors. Any other group is returned unchanged, and so is one for which
+    `must_pass` is true. An engine or a sandbox that fails in an `asyncio.TaskGroup` of the user's code therefore still
+    counts as a failure of the engine or the sandbox.
     """
     if not isinstance(error, BaseExceptionGroup) or must_pass(error):
         return error
@@ -150,9 +152,9 @@ def content_error(error: BaseException | None) -> PolicyContentError | None:
 
 
 def of_machine(error: BaseException) -> MachineError | None:
-    """Return a MachineError if the machine ran out of something, or None if the code that raised is at fault.
+    """Return a MachineError if the machine ran out of threads, processes or file descriptors, or None for other errors.
 
-    `agentgym.errors.exhausted` decides which it is.
+    `agentgym.errors.exhausted` decides whether the machine or the code that raised the error is at fault.
     """
     what = exhausted(error)
     if what is None:
@@ -178,10 +180,12 @@ def _running_task() -> "asyncio.Task[Any] | None":
 
 
 class boundary:
-    """Context manager that converts foreign exceptions to `kind`, chained and with `where` in the message.
+    """Context manager that converts exceptions of other code to `kind`, chained and with `where` in the message.
 
-    agentgym's own errors propagate unchanged, but get `where` set if it is empty. A ToolError outside of a tool counts
-    as foreign, and so does an exception that isn't an Exception, except those that `must_pass` names.
+    agentgym's own errors propagate unchanged, but get `where` set if it is empty. Exceptions for which `must_pass` is
+    true also propagate unchanged. A ToolError outside of a tool is converted, and so is any other exception that isn't
+    an Exception. If `kind` is EnvError and the machine ran out of something, the exception becomes a MachineError
+    instead (`of_machine`).
     """
 
     __slots__ = ("kind", "where")
@@ -250,7 +254,10 @@ class Failure:
 
 
 def _traceback_of(error: AgentGymError) -> str:
-    """Return the cause's traceback from the user's code on, or else the error's, or else the cause's in full."""
+    """Return the traceback from the user's first line on.
+
+    It is the cause's, or else the error's own. If neither has a line of the user's code, it is all of the cause's.
+    """
     cause = error.__cause__
     if cause is None:
         return users_traceback(error)

@@ -41,7 +41,7 @@ EXTRAS = {
 
 
 DISTRIBUTION = "agentgym-kit"
-"""The name on PyPI. There, `agentgym` is another project's."""
+"""The package's name on PyPI, where `agentgym` is another project."""
 
 
 def install_line(extra: str) -> str:

@@ -14,7 +14,9 @@ log = logging.getLogger(__name__)
 _OWN = f"{Path(__file__).parents[1]}/"
 _FOREIGN = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PACKAGES = ("/site-packages/", "/dist-packages/")
-"""Parts of the paths of all package folders: the user's, those that a .pth file adds, and Debian's next to pip's."""
+"""Parts of the paths of package folders. They also cover the user's package folder, the folders that a .pth file adds,
+and Debian's folder next to pip's.
+"""
 _said: set[tuple[str, str, str]] = set()
 
 _SQLITE = (
@@ -40,7 +42,7 @@ def place_of_function(function: Callable[..., Any]) -> str:
 
 
 def place_of_frame(frame: FrameType) -> str:
-    """Return the user's line that is running, as "my_env.py:12 in look"; without any, the frame's own line."""
+    """Return the user's line that is running, as "my_env.py:12 in look", or the frame's own line without one."""
     inner: FrameType | None = frame
     while inner is not None and not _is_users(inner.f_code.co_filename):
         inner = inner.f_back
@@ -101,7 +103,7 @@ def describe(error: BaseException) -> str:
 def users_traceback(error: BaseException, *, or_all: bool = False) -> str:
     """Return the traceback of an error and its causes as text, without the frames above the user's first one.
 
-    If no frame is the user's, return "", or with `or_all` all frames but agentgym's own at the top.
+    If no frame is the user's, return "", or with `or_all` all frames except agentgym's own at the top.
     """
     made = TracebackException.from_exception(error, compact=True)
     parts = list(_parts(made))

@@ -114,7 +114,7 @@ def _read(part: Mapping[str, Any], files: _Files) -> Any:
 
 
 def _contents(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield each place that may contain parts: the step's name, and the object and its field with the parts."""
+    """For each list of parts, yield the step's name, the object that has the list, and the name of its field."""
     for number, step in enumerate(document["steps"], 1):
         results = (step.get("observation") or {"results": ()})["results"]
         places = [(step, "message"), *((result, "content") for result in results)]

@@ -9,7 +9,7 @@ from agentgym.types.messages import Function, Message, ToolCall, content_of, is_
 OURS = "agentgym"
 """The key under `extra` for data that ATIF has no field for."""
 UNNAMED = "agentgym-call-"
-"""Prefix of the ids of calls to which the model gave none, because ATIF requires one."""
+"""Prefix of the ids that are invented for calls without an id, because ATIF requires one."""
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent"}
 _ROLES = {source: role for role, source in _SOURCES.items()}
 

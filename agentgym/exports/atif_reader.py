@@ -41,9 +41,9 @@ class Imported(NamedTuple):
 def read_atif(path: Path) -> Imported:
     """Return the rollout in a trajectory's file and the files of its continuations.
 
-    Each step of the agent is a turn, except copied context and steps that no model wrote. The file's token ids are
-    used only if every turn has ids and log-probabilities, and its context starts with the ids before it. Otherwise the
-    rollout is like one from an endpoint, whose ids are only counters.
+    Each step of the agent is a turn, except copied context and steps that no model wrote. The file's token ids are used
+    only if every turn has ids and log-probabilities, and the context of each turn starts with all ids of the turn
+    before. Otherwise the rollout is like one from an endpoint, whose ids are only counters.
 
     Args:
         path: The file.
@@ -172,7 +172,7 @@ def _segment(piece: _Piece, place: int, most: int) -> Segment:
         most: Maximum number of token ids.
 
     Raises:
-        ValueError: If something is wrong; the message names the document and the step.
+        ValueError: If a value is invalid; the message names the document, and the step if a message in it is invalid.
     """
     prompt: list[Message] = []
     spoken: list[_Spoken] = []
@@ -239,7 +239,11 @@ def _messages(step: Mapping[str, Any]) -> tuple[Message | None, list[Message]]:
 
 
 def _exact(spoken: Sequence[_Spoken], kept: Mapping[str, Any]) -> list[int] | None:
-    """Return a segment's ids, or None if a turn lacks some or doesn't start with the ids before it."""
+    """Return a segment's token ids as the file has them.
+
+    Returns None if a turn lacks ids or log-probabilities, or if its context doesn't start with the ids of the turn
+    before.
+    """
     ids: list[int] = []
     if not spoken and "last_token_ids" not in kept:
         return None

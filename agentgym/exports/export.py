@@ -86,7 +86,7 @@ def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | Non
 
 
 def _chosen(store: RolloutStore, chosen: Chosen, left_out: Counter[str]) -> Iterator[StoredRollout]:
-    """Yield the rollouts to export, and count the others."""
+    """Yield the rollouts to export, and count the others in `left_out` by reason."""
     for stored in store.find(step=chosen.step, phase=chosen.phase):
         reward = stored.rollout.reward
         if reward is None and not chosen.unscored:

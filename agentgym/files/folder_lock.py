@@ -81,8 +81,8 @@ class LockedFolder(HeldFolder):
             fresh = _locked(self.path / LOCK)
         except FolderInUse as taken:
             raise FolderInUse(
-                f"{taken}. Its lock file was removed while this process was writing to it, and the other process took "
-                "the folder: this process ends and leaves the folder to it"
+                f"{taken}. The lock file of the folder was removed while this process was writing to the folder, and "
+                "the other process took the folder: this process ends and leaves the folder to it"
             ) from None
         os.close(self._lock)
         self._lock = fresh

@@ -38,7 +38,7 @@ class HeldFolder:
             os.close(self._handle)
 
     def follow(self) -> Change | None:
-        """Adapt to a change of the folder since the last call, and return it, or None if nothing has changed.
+        """Find the folder again if it was moved or removed since the last call; return the change, or None without one.
 
         A folder that was removed or is out of reach is recreated, at its old path or, if something else is there now,
         next to it.
@@ -67,10 +67,10 @@ class HeldFolder:
         )
 
     def leave(self) -> Change:
-        """Create a new folder next to this one, which another process has taken, and use it from now on.
+        """Leave this folder to another process that has taken it, and use a new folder next to it from now on.
 
         Raises:
-            OSError: If it can't be created.
+            OSError: If the new folder can't be created.
         """
         with self._turn:
             before, now = self.path, self._made_anew()

@@ -48,7 +48,11 @@ def _replace(fresh: Path, path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove the folders that dead processes left next to `path`, after restoring any that they had moved away."""
+    """Remove the folders that dead processes left next to `path`.
+
+    If a process died between moving the old folder away and moving the new one to `path`, the old one is moved back
+    first.
+    """
     ours = re.compile(rf"\.{re.escape(path.name)}-[a-z0-9_]{{8}}(-old)?")  # the form of mkdtemp's names
     for left in sorted(path.parent.glob(f".{path.name}-*")):
         found = ours.fullmatch(left.name)

@@ -123,7 +123,10 @@ def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[
 
 
 def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float]:
-    """Return the advantage of each rollout's first trained turn, leaving out rollouts without one."""
+    """Return the advantage of the first trained turn of each of these rollouts, by rollout number.
+
+    Rollouts without a trained turn are left out.
+    """
     rows = store.query(
         "SELECT rollout, advantages FROM segments WHERE rollout IN (SELECT value FROM json_each(?)) "
         "AND advantages IS NOT NULL ORDER BY rollout, place DESC",

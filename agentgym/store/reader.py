@@ -68,10 +68,11 @@ class StoredRollout:
 
     @property
     def turn_gaps(self) -> tuple[tuple[float, ...] | None, ...]:
-        """For each segment, the largest difference between engine and trainer in each of its turns, in nats.
+        """For each segment, the largest engine-trainer difference of the log-probabilities in each turn, in nats.
 
-        None if the segment was not trained on. In a step with several mini-batches, the policy changes after each of
-        them, so from the second one on, the differences include that change, unless the run has old_logprobs="trainer".
+        A segment that was not trained on has None. In a step with several mini-batches, the policy changes after each
+        mini-batch. From the second mini-batch on, the differences therefore include that change, unless the run has
+        old_logprobs="trainer".
         """
         found: list[tuple[float, ...] | None] = []
         for segment, trained in zip(self.rollout.segments, self.trainer_logprobs, strict=True):
@@ -251,7 +252,7 @@ class RolloutStore:
             return far_rewards(self.query, None if phase is None else stored_text(phase))
 
     def one_read(self) -> AbstractContextManager[ReadCost]:
-        """Limit the time of all reads within the block together."""
+        """Apply one time limit to all reads within the block together."""
         return self._opened().one_read(self._all)
 
     @contextmanager
@@ -309,7 +310,8 @@ class RolloutStore:
         """Return the rows of a query on the store's own tables.
 
         Raises:
-            StoreError: If the file is damaged. A value is also damage if its type differs from its column's.
+            StoreError: If the file is damaged, if a value's type differs from its column's, or if the read takes too
+                long or returns too much for the size of the store.
         """
         database = self._opened()
         try:
@@ -338,7 +340,7 @@ def _conditions(
     ids: Sequence[str],
     far: set[int],
 ) -> tuple[str, list[object]]:
-    """Return the conditions as an SQL expression and its values. Each condition has an index."""
+    """Return the conditions as an SQL expression and its values. The database has an index for each condition."""
     where, values = ["1"], list[object]()
     if failed:
         where.append("reward IS NULL")

@@ -50,7 +50,7 @@ def _plain(value: object) -> object:
 
 
 def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...]:
-    """Return the values of ROLLOUT_COLUMNS."""
+    """Return a rollout's values of ROLLOUT_COLUMNS, in that order."""
     detail = {
         "rewards": dict(rollout.rewards),
         "metrics": dict(rollout.metrics),
@@ -75,9 +75,9 @@ def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...
 
 
 def segment_row(segment: Segment) -> tuple[object, ...]:
-    """Return the values of SEGMENT_COLUMNS.
+    """Return a segment's values of SEGMENT_COLUMNS, in that order.
 
-    An id is stored in 2 or 4 bytes, and the log-probability of a sampled token in 4.
+    Each token id is stored in 2 or 4 bytes, and the log-probability of a sampled token in 4.
     """
     small = bool((segment.token_ids < 1 << 16).all())
     turns = [

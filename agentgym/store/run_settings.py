@@ -53,7 +53,10 @@ PACKAGES = ("torch", "transformers", "peft", "numpy", "sglang")
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the fields of nested dataclasses under dotted names as JSON types, with existing paths made absolute."""
+    """Return the fields of a config and of the configs in it as JSON values, by dotted names such as "train.lr".
+
+    Existing paths become absolute.
+    """
     found: dict[str, Any] = {}
     for field in fields(config):
         name, value = f"{prefix}{field.name}", getattr(config, field.name)
@@ -172,7 +175,7 @@ def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
 
 
 def rescored_from(folder: Path) -> str | None:
-    """Return the folder from whose rollouts this one was rescored, or None if it isn't the result of a rescore."""
+    """Return the folder whose rollouts were rescored into `folder`, or None if `folder` isn't from a rescore."""
     try:
         found = _kept(folder)["rescored"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -91,7 +91,7 @@ _INDEX = r"CREATE INDEX IF NOT EXISTS (\w+) ON {} \(([^)]*)\)"
 
 
 def _table(name: str, body: str) -> Table:
-    """Return the description of a table that readers check it against."""
+    """Return the expected columns, key and indexes of a table, which readers compare with those of a store."""
     columns = _COLUMN.findall(body)
     key = _KEY.search(body)
     return Table(
@@ -254,7 +254,7 @@ def _without_wal(path: Path) -> str | None:
 
 @cache
 def _say_shared(path: Path, kind: str) -> None:
-    """Warn, once per store, that it is written without a write-ahead log, and what to do."""
+    """Warn once per store that it is written without a write-ahead log, and say what to do."""
     _LOG.warning(
         "%s is on %s: it is written without SQLite's write-ahead log, and reading it may make the run wait for up to "
         "%g s; while the run is active, use `agentgym show`, `view` and `report` on a copy of the folder",

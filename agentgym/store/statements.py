@@ -72,7 +72,7 @@ def parts_of(job: GroupsJob) -> list[GroupsJob | SignsJob]:
 
 
 def rollouts_in(job: GroupsJob | SignsJob | StepJob) -> int:
-    """Return how many rollouts a job has."""
+    """Return how many rollouts a job adds to the store."""
     return sum(len(group.rollouts) for group in job.groups) if isinstance(job, GroupsJob) else 0
 
 
@@ -139,7 +139,7 @@ def close(connection: sqlite3.Connection | None) -> None:
 
 
 def rollouts_of(connection: sqlite3.Connection) -> int:
-    """Return how many rollouts a store has, or 1 if they can't be counted."""
+    """Return how many rollouts a store has; 1 if they can't be counted, so that their loss is still reported."""
     try:
         return int(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0])
     except sqlite3.Error:

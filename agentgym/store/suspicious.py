@@ -24,7 +24,10 @@ SIGNS: Mapping[str, str] = {
 SAME_TURNS = 3
 """How many turns with the same text count as a repetition."""
 LARGE_GAP = 1.0
-"""Threshold in nats. In a healthy run, the engine and the trainer differ by far less, in bfloat16 too."""
+"""Threshold in nats of the sign "logprob-gap".
+
+In a healthy run, the engine's and the trainer's log-probabilities differ by far less, in bfloat16 too.
+"""
 FEWEST = 8
 """How many scored rollouts a phase needs before a reward can count as far from all others."""
 FAR = 3.0

@@ -46,7 +46,7 @@ class Filters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """One row of the table."""
+    """One row of the table: a rollout's summary and its counts of tool calls."""
 
     summary: RolloutSummary
     tool_calls: int | None

@@ -11,7 +11,7 @@ from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout
 
 PER_TOOL = "tool_errors/"
-"""Prefix of a tool's name in a rollout's metrics, whose value is how many calls of the tool failed."""
+"""Prefix of a rollout's metrics that count the failed calls of one tool; the name of the tool follows it."""
 OTHERS = "(others)"
 """The name under which tools and kinds of failures beyond MOST are counted."""
 MOST = 64

@@ -1,4 +1,4 @@
-"""The results of a training step stored with each rollout: trainer log-probabilities and advantages."""
+"""The results of a training step that are stored with each rollout: trainer log-probabilities and advantages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,11 +34,11 @@ def trained_segments(
     """Yield one `Trained` for each segment that the samples cover.
 
     The keys of `scored` are a sample's `rollout_id`, `segment` and `step`. Its values are the log-probabilities of the
-    sample's trained tokens, and whether earlier optimizer steps of the same training step had changed the policy by
-    then. A segment is covered by a single sample, or by one sample per turn::
+    sample's trained tokens, and whether earlier optimizer steps of the same training step had changed the policy before
+    these log-probabilities were computed. A segment is covered by a single sample, or by one sample per turn::
 
         sampled tokens   a a a | a a | a        three turns
-        logprobs         x x x   x x   x        those of its samples, one after the other
+        logprobs         x x x   x x   x        those of the segment's samples, one after the other
         advantages       A       A     A        that of each turn's first token
     """
     rows: dict[tuple[str, int], list[Sample]] = {}

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 TokenBytes: TypeAlias = Callable[[str, Sequence[int]], Mapping[int, bytes]]
 """A function from a model role ("" for the policy) and token ids to the bytes of each id that it knows."""
 LARGEST_ID = 1 << 24
-"""Ids from here on are not stored, since no vocabulary is that large."""
+"""Ids of this value or above are not stored, because no vocabulary is that large."""
 
 
 class VocabularyWriter:
@@ -32,7 +32,7 @@ class VocabularyWriter:
         """Ids of the open transaction, which may still be rolled back."""
 
     def read(self, connection: sqlite3.Connection) -> None:
-        """Count exactly the ids in this store as seen. A store opened before may have had more."""
+        """Count exactly the ids in this store as seen, and forget the ids of a store that was opened before."""
         rows = connection.execute("SELECT model, ids FROM vocabulary").fetchall()
         self._seen.clear()
         for model, ids in rows:

@@ -64,10 +64,10 @@ LOOK_S = 1.0
 class RolloutWriter:
     """Writes rollouts to the store of a run; `add` returns at once, and added rollouts survive a crash.
 
-    A rollout is on disk either whole or not at all. A locked store or a full disk can't accept a rollout for now. The
-    rollout then stays in memory, and the write is retried with the next job and when the writer is closed. Rollouts
-    that can't be written even then, and those that the store refuses for good, are counted in `lost` and logged as a
-    warning; the run continues.
+    A rollout is on disk either whole or not at all. If the store is locked or the disk is full, a rollout stays in
+    memory, and the write is retried with the next job and when the writer is closed. Rollouts that can't be written
+    even then, and those that the store refuses for good, are counted in `lost` and logged as a warning; the run
+    continues.
 
     Args:
         folder: The run's folder.
@@ -128,13 +128,13 @@ class RolloutWriter:
             groups: The groups to write.
             phase: "train", or the name of an evaluation.
             step: The step that the rollouts were run for.
-            whole: Whether these are all rollouts of their groups. If False, the rollouts get no signs until `sign` is
-                called.
+            whole: Whether these are all rollouts of their groups. If False, the rollouts get no suspicious signs until
+                `sign` is called.
         """
         self._jobs.put(GroupsJob(list(groups), phase, step, whole))
 
     def sign(self, group: Group, *, phase: str, step: int) -> None:
-        """Write the signs of a whole group whose rollouts were added one by one."""
+        """Write the suspicious signs of a whole group whose rollouts were added one by one."""
         self._jobs.put(SignsJob(group, phase, step))
 
     def add_step(self, trained: Iterable[Trained], *, phase: str = "train", step: int) -> None:
@@ -155,7 +155,12 @@ class RolloutWriter:
             pass
 
     def follow(self, folder: Path, *, lost: bool) -> None:
-        """From now on, write into this folder, to which the store was moved or, if `lost`, where it is rewritten."""
+        """Write into this folder from now on.
+
+        Args:
+            folder: The folder to which the store was moved or, if `lost`, the one in which it is written again.
+            lost: Whether the store is missing and must be written again from the open connection.
+        """
         self.path = folder / FILE
         self._following = True
         self._jobs.put(_Place(folder, lost))
@@ -310,9 +315,9 @@ class RolloutWriter:
     def _moved(self, connection: sqlite3.Connection | None, place: _Place) -> sqlite3.Connection | None:
         """Return a connection to the store at its new path, or None if it can't be opened there now.
 
-        Closing the last connection to a store removes files under the name that it had when it was opened. If the store
-        was moved, the new connection is therefore opened first. If it is rewritten, the old one is closed before the
-        new store has that name.
+        Closing the last connection to a store removes files by the path at which the store was opened. If the store was
+        moved, the new connection is therefore opened before the old one is closed. If the store is rewritten, the old
+        connection is closed before the new store gets that path.
         """
         if connection is None:
             return self._opened(None)
@@ -347,7 +352,7 @@ class RolloutWriter:
             )
 
     def _cut(self, connection: sqlite3.Connection) -> None:
-        """Remove the rollouts of repeated steps, and of evaluations after at least that many steps."""
+        """Remove the rollouts of steps that will be repeated, and of evaluations after `done` steps or more."""
         connection.execute("DELETE FROM rollouts WHERE step >= ?", (self._done,))
         connection.execute("DELETE FROM tasks WHERE group_id NOT IN (SELECT group_id FROM rollouts)")
 

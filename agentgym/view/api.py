@@ -24,7 +24,7 @@ MOST_TOKENS = 20_000
 MOST_READ = 20_000_000
 """Characters that one response may scan for search snippets, which takes half a second."""
 _KINDS = "SELECT DISTINCT kind FROM (SELECT kind FROM segments LIMIT 20000) ORDER BY 1"
-"""SQL for the kinds of the first segments, since scanning all segments would take too long."""
+"""SQL for the kinds of the first 20,000 segments, since scanning all segments would take too long."""
 _ENDS = "SELECT min(step) AS first_step FROM rollouts UNION ALL SELECT max(step) FROM rollouts"
 """SQL for the first and the last step."""
 NO_CHOICES: dict[str, list[Any]] = {"phases": [], "stop_reasons": [], "kinds": [], "steps_range": [None, None]}

@@ -112,7 +112,7 @@ def call_blocks(call: Any, colors: Colors) -> list[Block]:
 def spans(text: str, language: str, within: float = MOST_SECONDS) -> list[tuple[str, str]]:
     """Split the text into pieces, each with the short name of its color.
 
-    It stays one piece if the language is unknown or if highlighting takes more CPU seconds than `within`.
+    The text stays one piece if the language is unknown or if highlighting takes more CPU seconds than `within`.
     """
     from pygments.lexers import get_lexer_by_name
     from pygments.token import STANDARD_TYPES
@@ -158,7 +158,7 @@ def _language_of(given: Mapping[str, Any]) -> str:
 
 
 def _changes(old: str, new: str, colors: Colors) -> list[tuple[str, str]]:
-    """Return the lines of both texts with their signs.
+    """Return the lines of both texts, each with its sign: "-", "+" or a space.
 
     Whole lines are compared, since comparing characters would take minutes.
     """

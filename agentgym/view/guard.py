@@ -31,7 +31,7 @@ HEADERS = {
 
 
 class Guard:
-    """Accepts GET requests that name this server as their host and carry its token, and refuses all others.
+    """Accepts GET and HEAD requests that name this server as their host and carry its token, and refuses all others.
 
     With a token, every URL and the cookie are below a separate path. Browsers send cookies to every port of a
     machine, so without this path any other server on the machine would receive the token.

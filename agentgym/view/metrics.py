@@ -132,7 +132,7 @@ class MetricRows:
     lines: int
     """Number of complete lines in the file."""
     start: int
-    """Number of lines before the first row; 0, for all rows, if the browser's lines are outdated."""
+    """Number of lines before the first row. 0 if the browser's lines are outdated, because all rows are sent then."""
     mark: int
     """Checksum that distinguishes these lines from others, such as those after the run was resumed."""
     rows: list[bytes]

@@ -145,7 +145,10 @@ def _neighbors(store: RolloutStore, found: StoredRollout) -> dict[str, Any]:
 
 
 def token_window(store: RolloutStore, number: int, place: int, start: int, count: int) -> dict[str, Any]:
-    """Return the tokens of a segment from `start` on, with everything known about each."""
+    """Return at most `count` tokens of the segment at index `place`, from token `start` on.
+
+    Each token comes with everything known about it.
+    """
     found = stored(store, number)
     if place >= len(found.rollout.segments):
         raise Refused(f"segment: rollout {number} has {len(found.rollout.segments)} segments, got {place}", 404)
@@ -176,7 +179,10 @@ def token_window(store: RolloutStore, number: int, place: int, start: int, count
 
 
 def _trained_window(found: StoredRollout, place: int, window: slice) -> tuple[list[int], list[float | None]]:
-    """Return whether each token was trained on, and the ratio of the trainer's probability to the engine's."""
+    """Return whether each token of the window was trained on, and the trainer's probability divided by the engine's.
+
+    The ratio is None if it is unknown.
+    """
     segment, scored = found.rollout.segments[place], found.trainer_logprobs[place]
     was = found.advantages[place] is not None
     sampled = segment.sampled[window]
@@ -194,7 +200,7 @@ def _trained_window(found: StoredRollout, place: int, window: slice) -> tuple[li
 def _by_turn(
     segment: Segment, advantages: tuple[float, ...] | None, window: slice
 ) -> tuple[list[int | None], list[int | None], list[float | None]]:
-    """Return the turn, policy version and advantage of each sampled token."""
+    """Return the turn, policy version and advantage of each token of the window; all are None if it wasn't sampled."""
     size = window.stop - window.start
     turns: list[int | None] = [None] * size
     versions: list[int | None] = [None] * size

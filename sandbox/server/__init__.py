@@ -17,9 +17,9 @@
              {"process": n, ...}                                        at any time, about a program from `start`:
              "of": stream + bytes, "closed": stream, "took": input bytes, "exit": code
 
-Session 0 is the trunk. `fork` creates another session that continues from the state of a session, with its own process
-and its own copy of the working folder. Only the supervisor reports what happened: limits, signals, cut output and lost
-state are facts that it observed.
+Session 0, the trunk, exists from the start. `fork` creates another session that continues from the state of a session,
+with its own process and its own copy of the working folder. Only the supervisor reports what happened: limits, signals,
+cut output and lost state are facts that it observed.
 
 The server's first process is the keeper, which forks the supervisors (`keeper`). If the kernel lets it create
 namespaces, each episode has its own supervisor and its own set of namespaces and folders (`arena`), and the code runs

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_task(name: str, work: str, path: str) -> NoReturn:
-    """Run the program `name` in this process, which exits with it.
+    """Run the program `name`, which is "archive" or "unpack", in this process, and exit when it has ended.
 
     On failure, the exit code is 1, and the reason is written to stderr as JSON.
     """

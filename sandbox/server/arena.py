@@ -127,7 +127,7 @@ class Arena:
     def enter(self) -> None:
         """Enter new namespaces with new folders.
 
-        Processes forked from now on are in them, and they end with the last of these processes.
+        Processes forked from now on are in these namespaces, which end with the last of these processes.
         """
         unshare(NEW_MOUNTS | NEW_NAMES | NEW_QUEUES)
         self.furnish()
@@ -146,8 +146,8 @@ class Arena:
     def seal_hidden(self) -> int:
         """Create a folder that is read-only for everyone; return the only descriptor for writing files there.
 
-        The folder is the top of its mount: code could rename or remove a folder above it and replace the hidden
-        folder.
+        The folder itself is a mount point. Otherwise, code could rename or remove a folder above it and replace the
+        hidden folder.
         """
         os.mkdir(self.hidden)
         mount("tmpfs", self.hidden, "tmpfs", NO_SUID | NO_DEVICES, self.memory)

@@ -38,7 +38,10 @@ class Background:
     def __init__(self) -> None:
         self.processes: dict[int, Process] = {}
         self.leaders: set[int] = set()
-        """The first process of each program and shell; it and everything that it started outlive other calls."""
+        """Ids of the first processes of all programs and shells.
+
+        These processes and everything that they started outlive other calls.
+        """
         self.owners: dict[int, Process] = {}
         """The program of each descriptor that is polled."""
         self.poll: select.epoll | None = None
@@ -207,9 +210,9 @@ class Background:
                     self.watch(process, fd, select.EPOLLIN)
 
     def signal(self, process: Process, number: int) -> None:
-        """Kill the program and everything that it started.
+        """Send a signal to a program; SIGKILL kills the program and everything that it started.
 
-        Signals other than SIGKILL go to its process group, as from a terminal.
+        Other signals go to the program's process group, as from a terminal.
         """
         if process.ended or process.child.ended():
             return

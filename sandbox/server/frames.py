@@ -243,7 +243,7 @@ class Channel(Inlet):
 
 
 class WorkerEnd(Inlet):
-    """The worker's end, with the descriptors that it received."""
+    """The worker's end of its channel, with the file descriptors that it received."""
 
     def __init__(self) -> None:
         super().__init__(CHANNEL, max_envelope=MAX_ENVELOPE, max_body=MAX_BODY)

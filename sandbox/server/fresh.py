@@ -1,4 +1,4 @@
-"""Cells in a new process that the session can neither see nor reach, on an exact copy of its folder."""
+"""Fresh cells: code in a new process that the session can't see or reach, on an exact copy of the session's folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Fresh(Snapshots):
-    """Fresh cells; while one runs, everything else in the sandbox is stopped."""
+    """Runs fresh cells; while one runs, everything else in the sandbox is stopped."""
 
     arena: Arena | None
     places: Places

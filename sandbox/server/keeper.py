@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     """
 
 WORD = struct.Struct("q")
-"""The number of the call that an episode starts with: the reset before it, or FIRST."""
+"""Format of a number in a `Pipe`. An episode starts with the number of the reset call before it, or with FIRST."""
 FIRST = -1
 IN_A_PLACE, NOT_PLACED = 1, 0
 
@@ -84,7 +84,7 @@ class Episode:
     def begin(self) -> list[int]:
         """Let the supervisor answer the host, as no earlier episode is alive.
 
-        Returns a descriptor of its mount namespace, or an empty list if it has none.
+        Returns a list with a descriptor of the supervisor's mount namespace; the list is empty if it has none.
         """
         place: list[int] = []
         try:

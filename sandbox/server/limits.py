@@ -67,7 +67,7 @@ CREDENTIALS = socket.CMSG_SPACE(12)
 OUTPUT_LATER_S = 0.002
 """Seconds that a call's output may stay in its pipe: most calls end sooner, and so wake the supervisor only once."""
 CHANNEL = 3
-"""The worker's end of its channel."""
+"""The worker's descriptor of its channel to the supervisor."""
 WIRE_IN, WIRE_OUT = 3, 4
 """The supervisor's descriptors of the host's connection, whatever number the client had for it."""
 HIGHEST_FD = (1 << 32) - 1

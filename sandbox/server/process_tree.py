@@ -103,7 +103,10 @@ def send_signal(pid: int, parent: int, number: int) -> None:
 
 
 def family(tree: dict[int, int], roots: Iterable[int]) -> set[int]:
-    """Return the roots and all processes in `tree` that they started; a daemon keeps its dead parent's Unix session."""
+    """Return the roots and all processes in `tree` that they started.
+
+    Daemons whose parents are gone are found, too, because they keep the parents' Unix session.
+    """
     known = set(roots)
     for pid, parent in tree.items():  # Parents come before their children.
         if parent in known or unix_session(pid) in known:
@@ -114,8 +117,8 @@ def family(tree: dict[int, int], roots: Iterable[int]) -> set[int]:
 def reap(*, adopted: bool = True) -> None:
     """Reap ended processes without waiting; the exit codes of our own children are recorded.
 
-    In the code's space (its process namespace), the first process reaps for us. If not `adopted`, it is only woken for
-    that if it has orphans.
+    In the code's space (its process namespace), the first process reaps for us. Without `adopted`, it is woken for that
+    only if it has orphans, so ended processes that it has adopted (`Space.adopt`) may stay unreaped.
     """
     if Space.current is not None and (adopted or Space.current.has_orphans()):
         Space.current.reap()

@@ -157,7 +157,8 @@ class Sessions:
     def kill(self, session: Session, *, all_but: Iterable[int] = (), alone: bool = False) -> bool:
         """Kill everything that belongs to one session, and nothing else; return whether nothing of it is left.
 
-        If the session is `alone`, everything belongs to it. `all_but` are the roots of processes to spare.
+        If the session is `alone`, everything belongs to it. The processes in `all_but` and everything that they started
+        are spared.
         """
         tree = stop_all()  # Nothing can fork while we look.
         own = {*(tree if alone else session.own(tree))} - family(tree, all_but)
@@ -198,7 +199,7 @@ class Sessions:
             discard(fd)
 
     def bystanders(self, before: Iterable[int]) -> set[int]:
-        """Return the processes from before a call, and the sessions' workers, in case it restarted them."""
+        """Return the processes from before a call, and the sessions' workers, in case the call restarted them."""
         return {*before, *self.workers()}
 
     def workers(self) -> set[int]:

@@ -32,7 +32,7 @@ class Cancelled(Exception):
 
 
 class Snapshots(Sessions):
-    """Packs or unpacks the folder in a process under the limits, while everything else in the sandbox is stopped."""
+    """Packs or unpacks a session's folder in a limited process, while everything else in the sandbox is stopped."""
 
     def snapshot(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         """Send the folder as a tar file in parts; the host acknowledges each."""
@@ -133,12 +133,14 @@ class Snapshots(Sessions):
         *,
         anew: bool = False,
     ) -> Any:
-        """Call `run` in a new process, and `carry` here at the same time.
+        """Call `run` in a new process and, at the same time, `carry` here.
 
-        If `anew`, the working folder is emptied first, and again on failure.
+        `run` packs or unpacks the folder, and `carry` moves the data between that process and the host. Everything else
+        in the sandbox is stopped meanwhile. If `anew`, the working folder is emptied first, and again on failure.
 
         Raises:
-            Refused: If the process fails; the message is the process's own.
+            Refused: If the process fails, in which case the message is the process's own; if the host cancels the call;
+                if the time limit is exceeded; or if a stopped process was woken meanwhile.
         """
 
         def guarded() -> None:

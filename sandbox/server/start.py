@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def connect(config: dict[str, Any]) -> Wire:
     """Return the host's connection, on the lowest descriptors.
 
-    The connection is inherited, made to the configured socket, or our standard input and output.
+    The connection is either inherited, or made to the configured socket, or consists of our standard input and output.
     """
     if "ends" in config:
         ends = config["ends"]

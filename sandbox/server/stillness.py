@@ -45,7 +45,7 @@ class Stillness:
         return {pid for pid, threads in self.seen.items() if any(state in RUNS for state, _ in threads.values())}
 
     def broken(self, *, by_others_than: int) -> bool:
-        """Kill the processes that ran since the last `look`, except `by_others_than`; return whether any did."""
+        """Kill the processes that ran since the last `look`, except `by_others_than`; return whether there were any."""
         if Space.current is None:
             return False
         now = {*descendants(os.getpid())}

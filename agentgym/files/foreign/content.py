@@ -13,10 +13,10 @@ MOST_LEVELS = 200
 MOST_VALUES = 1 << 21
 """Maximum number of lists, objects and commas in one JSON value. In memory, each of them takes up to 200 bytes."""
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
-"""Errors raised by code that gets values it doesn't expect."""
+"""Errors that code raises when untrusted values aren't what it expects."""
 _FEW = 1 << 12
-"""If counting every delimiter, even inside strings, gives at most this number, that count is used. Leaving out those in
-strings is many times slower.
+"""If counting every delimiter, even inside strings, gives at most this number, that count is used. Leaving out the
+delimiters in strings is many times slower.
 """
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 """Matches a JSON string, even one that is never closed. If the closing quote were required, each later quote of an

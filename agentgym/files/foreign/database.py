@@ -105,7 +105,7 @@ class ForeignDatabase:
 
     @contextmanager
     def one_read(self, read: ReadCost | None = None) -> Iterator[ReadCost]:
-        """Count the statements within the block as one read; a nested block is part of the outer one's read.
+        """Count the statements within the block as one read; a nested block belongs to the read of the outer block.
 
         Args:
             read: The read to continue; None starts a new one.
@@ -178,9 +178,9 @@ class ForeignDatabase:
 
 
 def check_beside(path: Path) -> None:
-    """Raise UnreadableFileError if SQLite would open a file next to the database that a run can't have written.
+    """Raise UnreadableFileError if a file that SQLite would open next to the database can't have been written by a run.
 
-    SQLite follows links, writes into its shared memory, and deletes the file that a rollback journal names.
+    SQLite follows links, writes into its shared memory file, and deletes the file that a rollback journal names.
     """
     for end in ("-journal", "-wal", "-shm"):
         beside = f"{path}{end}"

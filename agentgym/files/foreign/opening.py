@@ -111,7 +111,7 @@ def regular_file(path: Path, *, within: Path | None) -> Path:
 
 
 def _descriptor(path: Path, within: Path | None) -> int:
-    """Open the file after checking where its links lead."""
+    """Open a regular file after checking where its links lead, and return its file descriptor."""
     try:
         if within is not None and (path.parent != within or path.is_symlink()):
             real = Path(os.path.realpath(path))

@@ -70,7 +70,7 @@ class KeptRun:
 
     @property
     def name(self) -> str:
-        """The recipe, or for an evaluation its env."""
+        """The recipe, or for an evaluation its env; the folder's name if the settings name neither."""
         env = str(self.settings.get("env", "")).rpartition(":")[2]
         return str(self.settings.get("recipe") or (f"evaluation of {env}" if env else self.folder.name))
 
@@ -92,7 +92,7 @@ class KeptRun:
         return sum(self.curve("rollouts/finished").values())
 
     def curve(self, metric: str) -> dict[int, float]:
-        """Return a metric's values by step, numbered as in the log, without missing values.
+        """Return a metric's values by step, as numbered in the log; steps without a value are left out.
 
         Steps count from 0. A held-out metric's step is the number of steps done before it.
         """

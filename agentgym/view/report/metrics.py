@@ -66,7 +66,7 @@ def shown(found: Spread | None) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number: with three decimals, with one from an absolute value of 100 on, and an integer with none."""
+    """Format a number: an integer without decimals, 100 or more (in absolute value) with one, others with three."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
@@ -75,7 +75,7 @@ def _total(metric: str) -> Metric:
 
 
 def _share(metric: str) -> Metric:
-    """Return the share of a run's scored rollouts, with each step weighted by its number of scored rollouts."""
+    """Return the metric that averages a share over a run's steps, each weighted by its number of scored rollouts."""
 
     def of(run: KeptRun) -> float | None:
         weights = run.curve("rollouts/finished")

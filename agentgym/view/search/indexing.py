@@ -111,7 +111,10 @@ class Indexing:
         return more
 
     def _moved(self, index: SearchIndex) -> bool:
-        """Restart the index among the temporary files, once per run, because the cache's disk is full."""
+        """Start the index anew in the temporary folder, because the cache's disk is full; this happens once per run.
+
+        If the temporary folder is full, too, set the run aside. Return whether the index was started anew.
+        """
         index.remove()
         with self._lock:
             if index.run.key not in self._crowded:
