@@ -42,8 +42,8 @@ def read_atif(path: Path) -> Imported:
     """Return the rollout in a trajectory's file and the files of its continuations.
 
     Each step of the agent is a turn, except copied context and steps that no model wrote. The file's token ids are used
-    only if every turn has ids and log-probabilities, and the context of each turn starts with all ids of the turn
-    before. Otherwise the rollout is like one from an endpoint, whose ids are only counters.
+    only if every turn has ids and log-probabilities, and the context of each turn starts with the context and the reply
+    of the turn before. Otherwise the rollout is like one from an endpoint, whose ids are only counters.
 
     Args:
         path: The file.
@@ -147,10 +147,10 @@ def _another(of: Path, path: Path, name: str, files: set[Path]) -> Path:
     """
     file = below(of, path.parent, name)
     if (real := real_path(file)) in files:
-        raise ValueError(f"{path} refers to {file} twice")
+        raise ValueError(f"{path} refers to {file} twice; refer to each file only once")
     files.add(real)
     if len(files) > MOST_FILES:
-        raise ValueError(f"{path} refers to more than {MOST_FILES} files")
+        raise ValueError(f"{path} refers to more than {MOST_FILES} files; leave some out")
     return file
 
 
@@ -241,8 +241,8 @@ def _messages(step: Mapping[str, Any]) -> tuple[Message | None, list[Message]]:
 def _exact(spoken: Sequence[_Spoken], kept: Mapping[str, Any]) -> list[int] | None:
     """Return a segment's token ids as the file has them.
 
-    Returns None if a turn lacks ids or log-probabilities, or if its context doesn't start with the ids of the turn
-    before.
+    Returns None if a turn lacks ids or log-probabilities, or if its context doesn't start with the context and the
+    reply of the turn before.
     """
     ids: list[int] = []
     if not spoken and "last_token_ids" not in kept:

@@ -279,7 +279,7 @@ class RolloutStore:
 
     @contextmanager
     def sound(self, what: str) -> Iterator[None]:
-        """Turn errors from unpacking the store's bytes into a StoreError that names `what` the bytes belong to."""
+        """Turn errors from unpacking stored bytes into a StoreError; `what` names what the bytes belong to."""
         try:
             yield
         except StoreError:

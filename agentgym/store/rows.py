@@ -22,7 +22,7 @@ SUMMARY_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failu
 ROLLOUT_COLUMNS = f"{SUMMARY_COLUMNS}, detail"
 SEGMENT_COLUMNS = "place, parent, kind, token_ids, id_bytes, logprobs, turns, messages"
 SEGMENT_VALUES = SEGMENT_COLUMNS.replace("turns", "turns AS turns_of_segment")
-"""SEGMENT_COLUMNS as they are read: `turns` is renamed because rollouts have a column `turns`, a count."""
+"""SEGMENT_COLUMNS for reading. `turns` is renamed, because the table of rollouts has a column `turns`, too: a count."""
 
 
 def packed(value: object) -> bytes:

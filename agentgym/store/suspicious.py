@@ -1,7 +1,8 @@
-"""Cheap signs, computed for every rollout, that it was rewarded for the wrong thing or that its numbers are wrong.
+"""Signs that a rollout was rewarded for the wrong thing, or that its numbers are wrong.
 
-A sign is a reason to read the rollout, but proves nothing. The writer finds the signs that depend on one group. The
-reader finds those that need the training step or the other rollouts of the run.
+They are cheap to compute, so every rollout is checked for them. A sign is a reason to read the rollout, but proves
+nothing. The writer finds the signs that depend on one group. The reader finds those that need the training step or the
+other rollouts of the run.
 """
 
 from collections import Counter

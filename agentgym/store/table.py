@@ -31,7 +31,7 @@ class Filters:
     env: str | None = None
     """The member of a mixture that the rollout was run in."""
     task: str | None = None
-    """The group's full id."""
+    """The task's full id, which is also the group's id."""
     stop: str | None = None
     step_from: int | None = None
     step_to: int | None = None

@@ -97,7 +97,7 @@ def _kind(failure: Failure) -> tuple[str, str, str]:
 
 
 def _fold(counts: Counter[str], names: Set[str]) -> None:
-    """Count all names except these together."""
+    """Move the counts of all names except these to OTHERS."""
     for name in [name for name in counts if name not in names and name != OTHERS]:
         counts[OTHERS] += counts.pop(name)
 

@@ -21,6 +21,9 @@ Session 0, the trunk, exists from the start. `fork` creates another session that
 with its own process and its own copy of the working folder. Only the supervisor reports what happened: limits, signals,
 cut output and lost state are facts that it observed.
 
+In these modules, a cell is the code of one `python` call, "the code" is everything that calls run in the sandbox, and
+"we" are the server's own processes.
+
 The server's first process is the keeper, which forks the supervisors (`keeper`). If the kernel lets it create
 namespaces, each episode has its own supervisor and its own set of namespaces and folders (`arena`), and the code runs
 in a process namespace (`space`) from which neither keeper nor supervisor can be seen. Otherwise one supervisor resets

@@ -112,7 +112,7 @@ class Arena:
                 write_if_there(f"sys/net/ipv4/{name}", number)
 
     def cover_shared(self) -> None:
-        """Cover the host's folders with our own inodes, so that nobody else sees locks and watches on them."""
+        """Cover each of the host's folders with our own overlay, so that nobody else sees locks and watches on it."""
         held = {path: os.open(path, os.O_PATH) for path in sorted(self.shared)}
         for path, fd in held.items():  # Outer folders first: covering one also hides everything mounted in it.
             lower = f"/proc/self/fd/{fd}"

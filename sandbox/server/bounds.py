@@ -11,7 +11,7 @@ from .kernel import drop_bounding, filter_calls, set_capabilities
 from .limits import LIMITS, PR_SET_DUMPABLE, PROC, SYS_MQ_OPEN, libc
 
 ROOT = os.geteuid() == 0
-"""Whether we are root, which is true only in an unsafe sandbox, which isolates nothing."""
+"""Whether we are root. That is the case only in an unsafe sandbox, which isolates nothing."""
 
 
 class Bounds:

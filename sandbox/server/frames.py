@@ -46,7 +46,7 @@ def wait(fd: int, event: int, deadline: float | None) -> None:
 
 
 def milliseconds_until(deadline: float | None) -> float | None:
-    """Return the maximum duration of a poll, which may end before the deadline without events."""
+    """Return the timeout of a poll, which may end before the deadline without events; None without a deadline."""
     if deadline is None:
         return None
     return min(max(0.0, deadline - time.monotonic()) * 1000, LONGEST_POLL_MS)

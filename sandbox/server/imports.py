@@ -38,7 +38,7 @@ RUNNERS = (
 
 
 class OwnImports:
-    """Python's finder of modules on sys.path, except for one folder, whose modules are found only by the judged code.
+    """Finds modules on sys.path like Python's own finder, but the modules of one folder only for the judged code.
 
     A module of that folder is found if a file below it or a trusted file imports it, and if nothing else has that name.
     The standard library and installed packages find none there, whatever modules they look for.

@@ -30,7 +30,7 @@ The host refuses calls after half as many. A worker that keeps calling despite t
 MAX_OPEN_ASKS = 8
 """Maximum host function calls that wait for answers; there is more than one only if code was interrupted in a call."""
 KEEP = 32 << 10
-"""Bytes stored of the head and of the tail of each stream, unless a call sets another number."""
+"""Maximum bytes that are stored of the head of each stream, and of its tail, unless a call sets another number."""
 WINDOW = 256 << 10
 """Maximum number of bytes of a background program's stream in transit to the host or to the program."""
 MAX_BACKGROUND = 64
@@ -52,18 +52,18 @@ TRUNK = 0
 REMOVE_S = 5.0
 """Seconds for removing files that code left, if the call sets no limit or has used it up."""
 LONGEST_POLL_MS = 1 << 30
-"""A poll's milliseconds must fit in a C int."""
+"""Longest timeout of a poll in milliseconds, because it must fit in a C int."""
 KILL_S = 1.0
 """Seconds for which processes are killed one by one; any that fork faster are then killed all at once."""
 PATIENCE_S = 0.5
 """Seconds that a worker may take for one frame."""
 AHEAD = 16 << 10
-"""Bytes that are read ahead of the current frame."""
+"""Maximum bytes that are read ahead of the current frame."""
 ZEROS = bytes(KEEP)
 SCRATCH = memoryview(bytearray(KEEP))
 """The buffer for every read from a pipe, zeroed after each read."""
 CREDENTIALS = socket.CMSG_SPACE(12)
-"""Space for the writer's process, user and group, or for three descriptors."""
+"""Bytes of space for the ids of the writer's process, user and group, or for three descriptors."""
 OUTPUT_LATER_S = 0.002
 """Seconds that a call's output may stay in its pipe: most calls end sooner, and so wake the supervisor only once."""
 CHANNEL = 3
@@ -72,7 +72,7 @@ WIRE_IN, WIRE_OUT = 3, 4
 """The supervisor's descriptors of the host's connection, whatever number the client had for it."""
 HIGHEST_FD = (1 << 32) - 1
 SYS_CLOSE_RANGE = 436
-"""The same number on every architecture."""
+"""Number of the system call close_range, which is the same on every architecture."""
 CHANNEL_LOST = 70
 """Exit code of a worker that can't answer any more."""
 RESET = 75
@@ -83,7 +83,7 @@ PROC = 5
 """The supervisor's descriptor of a /proc that shows its own process namespace; `/proc` may show the code's."""
 LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 ALONE = os.getpid() == 1
-"""Whether we are the first process of a namespace; only then may every process be signaled."""
+"""Whether we are the first process of a namespace; only then may we signal all processes at once."""
 IPC_RMID = 0
 MAX_IPC = 65_536
 """Number of System V objects of a kind that are tried if not even one more can be created."""

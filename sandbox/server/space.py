@@ -281,7 +281,7 @@ def start_first(end: socket.socket, first: Callable[[], NoReturn], patience_s: f
 
 
 def fork(patience_s: float, fork_once: Callable[[], int] = os.fork) -> int:
-    """Fork, retrying while the sandbox is full of processes: a control group counts dead ones a little longer."""
+    """Fork, retrying while the sandbox is full of processes: a control group counts ended ones a little longer."""
     end = time.monotonic() + patience_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The process that runs Python cells; the code in a sandbox shares its memory."""
+"""The process that runs the code of `python` calls, called cells; the code shares the memory of the process."""
 
 from __future__ import annotations
 
