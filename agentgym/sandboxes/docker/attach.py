@@ -1,4 +1,7 @@
-"""Connections over an engine's attach stream, for engines that share no file system with this machine."""
+"""Connections to sandboxes over their containers' standard input and output, which Docker calls an attach stream.
+
+They are for engines that share no file system with this machine.
+"""
 
 import asyncio
 import os
@@ -69,7 +72,7 @@ def _tls() -> ssl.SSLContext:
 class Attached(Wire):
     """Decodes the bytes of an attach stream: an HTTP response, then chunks of the container's output.
 
-    An 8-byte header before each chunk contains the chunk's stream and length.
+    An 8-byte header before each chunk says which output stream the chunk belongs to, and how many bytes it has.
     """
 
     def __init__(self) -> None:

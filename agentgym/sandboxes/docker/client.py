@@ -132,7 +132,7 @@ def _need_package() -> None:
 
 
 def _probe(host: str) -> None:
-    """Connect once, before the docker package is imported.
+    """Connect once to check that the engine answers, before the docker package is imported.
 
     Raises:
         EngineDown: If the engine does not answer; the message names the engine.

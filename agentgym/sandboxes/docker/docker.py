@@ -21,7 +21,7 @@ from agentgym.sandboxes.volumes import check_sockets
 
 RETRIES = 2
 DOWN_S = 0.5
-"""Seconds before an engine that did not answer is retried."""
+"""Seconds before an engine that did not answer, or failed, is tried again."""
 PATIENCE_S = 60.0
 _log = logging.getLogger("agentgym.sandboxes")
 
@@ -31,18 +31,21 @@ class Docker(DockerSettings):
     """Sandboxes in Docker containers; sandbox/README.md lists the attacks that they stop."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
-        """Open a pool of containers, which are removed when the block ends.
+        """Open a pool of containers, which are removed when the `async with` block ends.
 
-        A lease starts a container in about 200 ms if none is free. While an engine is down, leases wait for it up to a
-        minute. Sandboxes that were running on it raise SandboxError.
+        A lease starts a container in about 200 ms if none is free. While an engine is down, leases use the other
+        engines in
+        `hosts`. If all engines are down, a lease waits up to a minute. Calls to sandboxes that were running on an
+        engine that
+        went down raise SandboxError.
 
         Args:
             size: Maximum number of containers leased at once.
 
         Raises:
-            ValueError: If `size` is not an int of at least 1, or, when the block begins, if a volume contains a
+            ValueError: If `size` is not an int of at least 1, or, when the block is entered, if a volume contains a
                 socket.
-            SandboxError: When the block begins, if no engine answers, or an image or setting is unusable.
+            SandboxError: When the block is entered, if no engine answers, or an image or setting is unusable.
         """
         check_size(size)
         if self.runtime == GVISOR:
@@ -62,7 +65,10 @@ class Docker(DockerSettings):
             await finished(_close(engines))
 
     async def _start(self, engines: Sequence[Engine]) -> RemoteSandbox:
-        """Start a sandbox on the engine that has the fewest sandboxes, or on another one if that is down or fails."""
+        """Start a sandbox on the engine that has the fewest sandboxes, and retry if that engine is down or fails.
+
+        A retry prefers another engine. The error is raised after a minute, or once engines have failed three times.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_S
         failures = 0

@@ -145,7 +145,7 @@ class Engine:
 
     @property
     def is_here(self) -> bool:
-        """Whether the engine is on this machine, and so shares folders and sockets with its containers."""
+        """Whether the engine is on this machine, so that its containers can share folders and sockets with this process."""
         return self.host.startswith("unix://")
 
     async def _start_connected(self, spec: DockerSettings, name: str, digest: str) -> RemoteSandbox:
@@ -222,8 +222,8 @@ class Engine:
             self._digest,
             command=[json.dumps(server_config(spec, connected=folder is not None))],
             name=name,
-            # Input is always open under gVisor, which hands it over to the sandbox's user. A closed one would be this
-            # machine's /dev/null.
+            # Under gVisor, input is always open, because gVisor makes the sandbox's user its owner. A closed input
+            # would be this machine's /dev/null.
             stdin_open=folder is None or spec.runtime == GVISOR,
             user=sandbox_user(spec, engine_maps_users=self._traits.maps_users),
             hostname="sandbox",
@@ -330,7 +330,7 @@ class Engine:
     def sweep(self) -> None:
         """Remove leftovers of ended clients, and this client's containers that have ended or aren't in use.
 
-        A container is in use if it was registered by `claim`.
+        A container is in use from its registration, by `start` or `claim`, until its removal.
         """
         found = traces(self.client)
         mine = found.pop(self._run, None)
@@ -356,7 +356,7 @@ class Engine:
     def _remove_run(self) -> None:
         """Remove this client's containers, then its heartbeat.
 
-        Once the heartbeat is gone, other clients can find any leftovers.
+        Without the heartbeat, other clients can tell that this client has ended, and remove any leftovers.
         """
         try:
             if "client" in self.__dict__:

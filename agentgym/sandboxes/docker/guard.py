@@ -73,7 +73,7 @@ class Guard:
 def _watchman(path: str, token: str) -> "subprocess.Popen[bytes]":
     try:
         process = os.pidfd_open(os.getpid())
-    except OSError:  # Then it only watches its input, which our forked children may keep open.
+    except OSError:  # The watchman then watches only its input, which forked children may keep open.
         process = -1
     try:
         return subprocess.Popen(

@@ -91,14 +91,19 @@ def traces(client: "docker.APIClient") -> dict[str, Traces]:
 class Lookout:
     """Finds the clients that have ended.
 
-    If this machine can see whether a client's process has ended, one check is enough. Any other client counts as ended
-    if two checks, some time apart, find the same heartbeat, which is too old, and no sandbox connected by a socket.
+    If this machine can see whether a client's process has ended, one check is enough. Any other client must be
+    silent: its
+    heartbeat is too old, and it has no running sandbox that is connected by a socket. It counts as ended if two
+    checks,
+    some time apart, find it silent with the same heartbeat.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._silent: dict[str, tuple[int, float]] = {}
-        """The heartbeat of each silent client, and the time when it was first found silent."""
+        """For each silent client, keyed by its token: its heartbeat, and the time when it was first found silent with
+        it.
+        """
 
     def ended(self, found: dict[str, Traces], now: int) -> list[str]:
         """Return the tokens of the clients that have ended.
@@ -196,7 +201,7 @@ class Heart:
             why: Exception | None = None
             try:
                 self.beat()
-            except Exception as error:  # If the engine is down, no other client can read its time.
+            except Exception as error:  # Not fatal: if the engine is down, no other client can read its time.
                 why = error
             now = self._clock()
             if why is None:

@@ -89,7 +89,9 @@ class DockerSettings:
     runtime: Word | None = None
     """The engine's runtime; None uses the engine's default.
 
-    "runsc" (gVisor) adds 256 MB and allows at least 1024 processes, because gVisor itself needs some of them.
+    "runsc" is gVisor, which needs memory and processes for itself. So it adds 256 MB to the container's memory and
+    allows
+    at least 1024 processes.
     """
 
     def __post_init__(self) -> None:
@@ -155,7 +157,7 @@ def check_memory(spec: DockerSettings, host: str, machine_mb: int) -> None:
 
 
 def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
-    """Return the configuration of the server inside: its folders, each process's limits, and how it connects.
+    """Return the configuration of the server in the container: folders, limits of each process, and how it connects.
 
     Args:
         spec: The container's settings.
@@ -221,9 +223,9 @@ def container_limits(spec: DockerSettings) -> dict[str, Any]:
 
 
 def network_settings(spec: DockerSettings) -> dict[str, str] | None:
-    """Return the kernel settings of the container's network, or None if it has no network.
+    """Return the kernel settings of the container's network, or None if it needs none.
 
-    None also under gVisor, whose separate network stack retains nothing.
+    It needs none without a network, or under gVisor, whose separate network stack retains nothing between episodes.
     """
     if spec.network == NONE or spec.runtime == GVISOR:
         return None

@@ -1,7 +1,9 @@
-"""A standalone program, `python watchman.py PIDFD SOCKET TOKEN`, that removes a dead client's containers.
+"""A standalone program that removes the containers of a Docker engine's client when the client dies.
 
-It waits until the process PIDFD ends or its own input is closed, whichever comes first. A byte on its input means that
-the client has removed everything itself. The program uses only the standard library, and always terminates.
+It is started as `python watchman.py PIDFD SOCKET TOKEN`, with a pidfd of the client's process or -1, the path of the
+engine's socket, and the client's token. It waits until that process ends or its own input is closed, whichever comes
+first. A byte on its input means that the client has removed everything itself. The program uses only the standard
+library, and always terminates.
 """
 
 import http.client
@@ -18,7 +20,7 @@ from urllib.parse import quote, urlencode
 PATIENCE_S = 60.0
 """Seconds to keep trying an engine that does not answer; after that, the next client removes the leftovers."""
 LATE_S = 2.0
-"""Seconds before a second removal, because the engine may have been creating a container when its client died."""
+"""Seconds between two removals. A second one is needed if the engine was creating a container when its client died."""
 TIMEOUT_S = 30.0
 PAUSE_S = 0.5
 RUN_LABEL = "agentgym.run"
@@ -39,9 +41,9 @@ class Connection(http.client.HTTPConnection):
 
 
 def ask(path: str, method: str, target: str) -> Any:
-    """Send a request and return a GET response's JSON; other methods return None.
+    """Send a request to the engine, and return the JSON of the response to a GET, or None for other methods.
 
-    A 404 or 409 is not an error: the object is already gone.
+    A status of 404 or 409 is not an error: the object is gone, or is already being removed.
 
     Raises:
         OSError: If the engine doesn't answer, or refuses.

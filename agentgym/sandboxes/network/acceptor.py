@@ -51,7 +51,7 @@ class Acceptor:
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
-            _log.warning("connections of a sandbox have to wait: %s", error)
+            _log.warning("cannot accept the connections of a sandbox, so they wait: %s", error)
             self._pause()
             asyncio.get_running_loop().call_later(PAUSE_S, self.start)
             return
@@ -72,11 +72,13 @@ class Acceptor:
 
 
 def forget_waiting(listener: socket.socket) -> int:
-    """Reset the connections that wait to be accepted, restart listening, and return their number.
+    """Reset the connections that wait to be accepted, return how many there were, and keep listening.
 
-    Connections with unfinished handshakes are dropped, too, but can't be counted. Otherwise they would be let in later,
-    because the kernel keeps sending the data of a client that has ended. Call this only while nobody can reach the
-    port.
+    Connections with unfinished handshakes are dropped, too, but can't be counted. If they were not dropped, they
+    would be
+    let in later, because the kernel keeps sending the data of a client that has ended. Call this only while nobody
+    can
+    reach the port.
     """
     waiting = 0
     with suppress(OSError):  # If none is waiting, or no more files can be opened; the rest isn't counted.

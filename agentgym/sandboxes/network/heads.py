@@ -13,7 +13,7 @@ MAX_FIELDS = 100
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|[^\t\r\n\x20-\x7e\x80-\xff]")
 """Matches text in a head that h11 accepts but other parsers may not.
 
-This is an unusual line end, a folded line, or a control character.
+Such text is an unusual line end, a folded line, or a control character.
 """
 _LENGTHS = re.compile(rb"\n(?:content-length|transfer-encoding):([^\r]*)", re.IGNORECASE)
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})

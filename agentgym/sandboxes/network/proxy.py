@@ -23,12 +23,19 @@ LOOK_UPS = 4
 HEAD_S, CONNECT_S, IDLE_S, LIFE_S = 10.0, 10.0, 60.0, 900.0
 LINGER_S = 1.0
 MAX_SAID = 1000
-"""Maximum length of each text in the log, because the sandbox's code chooses them and this machine stores the log."""
+"""Maximum length in characters of each text in the log.
+
+The sandbox's code chooses these texts, and this machine stores them.
+"""
 REASONS = {400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 429: "Too Many Requests", 502: "Bad Gateway"}
 
 
 class Refusal(Exception):
-    """Ends a request that the proxy answers itself, with the outcome, the response's status, and the reason."""
+    """Raised to end a request, with its outcome for the log, the HTTP status of the proxy's response, and the reason.
+
+    The status is 0 if the request is cut off while it is forwarded, because the proxy then sends no response of its
+    own.
+    """
 
     def __init__(self, outcome: RequestOutcome, status: int, why: str) -> None:
         super().__init__(why)

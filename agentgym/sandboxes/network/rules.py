@@ -41,7 +41,10 @@ class Entry:
     """
 
     def covers(self, host: str, port: int, *, tunnel: bool = False) -> bool:
-        """Return whether the entry covers this host and port; `*.a.org` covers all names below a.org, not a.org."""
+        """Return whether the entry covers this host and port.
+
+        `*.a.org` covers all names below a.org, but not a.org itself.
+        """
         if port not in (self.tunnels if tunnel else self.ports):
             return False
         return host.endswith(self.host[1:]) if self.host.startswith("*.") else host == self.host

@@ -128,7 +128,9 @@ class SandboxNetwork:
                 await BACKGROUND.complete(forward.stop())
 
     async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
-        """Wait until something in the sandbox listens on the port and answers the URL, if any, with a status below 400.
+        """Wait until something listens on the port and, if a URL is given, answers it.
+
+        The status of the answer must be below 400.
 
         Raises:
             TimeoutError: If that takes longer than `timeout_s`.
@@ -210,7 +212,7 @@ async def receive(connection: socket.socket, count: int, timeout_s: float) -> li
     Only the one byte that comes with them is read from the connection.
 
     Raises:
-        SandboxError: If they do not come.
+        SandboxError: If the server ends, sends another number of sockets, or sends none within `timeout_s`.
     """
     connection.setblocking(False)
     try:

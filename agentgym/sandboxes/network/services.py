@@ -215,8 +215,8 @@ class ServiceEnd:
     by_code: bool
     """Whether the sandbox's code caused the end, by data that it sent to the service.
 
-    This is assumed if the service ended by itself or ran out of memory, because nothing inside a container can send
-    SIGKILL to its first process.
+    This is assumed if the service ended by itself or ran out of memory. Any other SIGKILL came from outside, because
+    nothing inside a container can send one to its first process.
     """
     in_the_episode: bool
     """Whether the episode was still running when the end was noticed; otherwise the episode's end revealed it."""

@@ -49,9 +49,9 @@ class Stock:
             self._free.put_nowait(one)
 
     async def answers(self, port: int, url: SplitResult | None) -> bool:
-        """Return whether something accepts connections on the port and answers the URL, if any.
+        """Return whether something accepts connections on the port and, if a URL is given, answers it.
 
-        The URL must get a status below 400.
+        The status of the answer must be below 400.
         """
         try:
             async with self.connected(port) as connection:
@@ -60,7 +60,7 @@ class Stock:
             return False
 
     async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
-        """Return when something listens on the port and answers the URL, if any.
+        """Return when something listens on the port and, if a URL is given, answers it with a status below 400.
 
         Raises:
             TimeoutError: If that takes longer than `timeout_s`.
@@ -79,7 +79,7 @@ class Stock:
 
 
 async def _status(connection: socket.socket, url: SplitResult) -> int:
-    """Return the status of the response to a GET request, or 999 if it is not HTTP."""
+    """Return the status of the response to a GET request, or 999 if the response is not HTTP."""
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
     with closing(await Stream.over(connection)) as stream:
         stream.writer.write(f"GET {path} HTTP/1.0\r\nHost: {url.netloc}\r\n\r\n".encode())

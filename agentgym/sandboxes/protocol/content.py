@@ -69,7 +69,10 @@ def of_number(number: int, path: str | None = None, text: str | None = None) -> 
 
 @asynccontextmanager
 async def in_time(timeout_s: float | None, what: str) -> AsyncIterator[None]:
-    """Raise LateContent if the block takes longer than `timeout_s` seconds; None means no limit."""
+    """Raise LateContent, whose message names `what`, if the block takes longer than `timeout_s` seconds.
+
+    None means no limit.
+    """
     try:
         async with asyncio.timeout(timeout_s) as limit:
             yield

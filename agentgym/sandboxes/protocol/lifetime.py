@@ -101,7 +101,7 @@ class Call:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         self._lifetime._calls.discard(self)
-        # As in asyncio.timeout: if someone else cancelled the task too, it stays cancelled.
+        # As in asyncio.timeout: if someone else cancelled the asyncio task, too, it stays cancelled.
         if self._interrupted and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._lifetime.error() from None
         return False

@@ -178,7 +178,7 @@ class SandboxProcess(Protocol):
         """Kill the program and everything it started.
 
         Args:
-            number: The signal. Any other than SIGKILL goes to the program's process group, as from a terminal.
+            number: The signal. Any signal other than SIGKILL goes to the program's process group, as from a terminal.
         """
         ...
 
@@ -190,9 +190,11 @@ class SandboxShell(Protocol):
         """Run a command in the shell, which reads it like a script; jobs left in the background keep running.
 
         At the time limit, the command is interrupted, as by Ctrl-C, and the shell's state is preserved. If the
-        interrupt doesn't end the command, or if the shell ends, the result has `state_lost` set and the next run gets a
-        new shell. The shell itself reports the results, and earlier runs can have tampered with it: don't base a reward
-        on them.
+        interrupt doesn't end the command, or if the shell ends, the result has `state_lost` set and the next run gets
+        a
+        new shell. Don't base a reward on these results: the shell itself reports them, and earlier runs can have
+        tampered
+        with it.
 
         Args:
             command: The command, in the shell's language.

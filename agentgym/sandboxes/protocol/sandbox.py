@@ -30,7 +30,7 @@ from agentgym.sandboxes.protocol.programs import OUTPUT_LIMIT, ExecResult, Sandb
 FILE_LIMIT = 64 << 20
 """Default maximum bytes that `get` and `archive` copy out of a sandbox."""
 HostFunction: TypeAlias = Callable[..., object | Awaitable[object]]
-"""A function on the host that code in the sandbox may call; it takes and returns plain JSON."""
+"""A function on the host that code in the sandbox may call; its arguments and its result are plain JSON values."""
 Expected: TypeAlias = object | Callable[[Any], bool]
 """The expected value of a hidden case, or a function on the host that returns whether a value is right."""
 Progress: TypeAlias = Callable[[int], object]
@@ -50,12 +50,14 @@ class HiddenTests:
 class Sandbox(ABC):
     """One leased sandbox: files, a shell and a stateful Python session, all under limits.
 
-    A program that fails returns a result; a sandbox that died raises SandboxError. If something in the sandbox doesn't
+    A program that fails returns a result; a sandbox that died raises SandboxError. If something in the sandbox
+    doesn't
     fit the call, such as a missing file, the call raises a SandboxContentError; each method lists the cases. Relative
     paths start at the sandbox's working folder, which is also where programs start.
 
-    Each public method checks its arguments, and that the sandbox may still be used, before it contacts the sandbox. For
-    example, `exec` then calls `_exec` with the arguments. Each kind of sandbox implements the abstract methods.
+    Each public method first checks its arguments, and that the sandbox may still be used. Only then does it contact
+    the
+    sandbox, through an abstract method that each kind of sandbox implements: `exec`, for example, calls `_exec`.
     """
 
     lifetime: Lifetime
@@ -174,8 +176,8 @@ class Sandbox(ABC):
 
         `functions` run on the host, in this event loop. They give code access to a secret or a counter without
         putting it into the sandbox. An async function is awaited while the sandbox waits; a plain one blocks the
-        event loop. If a function raises, the code gets a RuntimeError; infrastructure errors (`SandboxError`,
-        `EngineError`) end this call.
+        event loop. If a function raises, the code gets a RuntimeError. Infrastructure errors (`SandboxError`,
+        `EngineError`) are not passed to the code: they end this call, which raises them.
 
         Args:
             code: The cell's Python code.
@@ -214,12 +216,15 @@ class Sandbox(ABC):
         `code` and `expect`, each case is an expression, and its value is compared on the host, so that the sandbox
         never gets the expected values.
 
-        With `command` alone, the tests of a plain Python command (a file, `-m unittest`, `-m pytest`) pass if they run
+        With `command` alone, the tests of a plain Python command (a file, `-m unittest`, `-m pytest`) pass if they
+        run
         to their end without failing; any other command passes if its exit code is 0. With `command` and `expect`, the
         command runs once for each text in `expect`, which it gets on stdin, and its output is compared on the host.
 
-        The cases share the copy and the time limit: each may take half of the remaining time, and the last one all of
-        it. Nothing is left in the sandbox. Whatever the code does, each case that has not passed gets a reason. A case
+        The cases share the copy and the time limit. Each case may take half of the remaining time, and the last one
+        all
+        of it. Nothing is left in the sandbox. Whatever the code does, each case that has not passed gets a reason. A
+        case
         that ends early, for example by `os._exit(0)`, has failed.
 
         Args:
@@ -227,8 +232,9 @@ class Sandbox(ABC):
             command: A command that runs tests, as text or as a list of words.
             files: Hidden files, keyed by path, which are written anew for each case. They replace anything at their
                 paths or that could shadow them, such as a package of the same name. In `code` and plain Python
-                commands, tests find no module, fixture or configuration of the episode next to them, and no library
-                imports one of its modules from there.
+                commands, tests find no module, fixture or configuration of the episode next to them. Nor does a
+                library
+                import any of its own modules from the episode's files.
             expect: The expected value, or a function on the host that judges a value, for each expression or input.
             timeout_s: Time limit in seconds for all cases together.
 
@@ -276,8 +282,9 @@ class Sandbox(ABC):
         Raises:
             SandboxContentError: If the file is missing, too large or unreadable, if the path leads out of the working
                 folder, or if it names a link, a folder, a pipe or a device. For a missing file, the error is also a
-                FileNotFoundError, otherwise a ValueError. If the kernel refused the read, it is an OSError with the
-                errno.
+                FileNotFoundError, otherwise a ValueError. If the kernel refused the read, the error is also an
+                OSError
+                with the errno.
         """
         self._begin(timeout_s)
         check_path(path)
@@ -364,7 +371,9 @@ class Sandbox(ABC):
     ) -> Sequence[str]:
         """Copy a file from the sandbox to `target`, or a folder's content into the folder `target`.
 
-        If the source is an empty folder, `target` becomes one, too, so check whether it is a file or a folder.
+        Code in the sandbox decides whether `source` is a file or a folder, even an empty one, and `target` becomes
+        the
+        same. So check which of them `target` is.
 
         Args:
             source: The file or folder in the sandbox.
@@ -438,7 +447,8 @@ class Sandbox(ABC):
             timeout_s: Time limit in seconds.
 
         Raises:
-            ValueError: If this is not an archive, or a name in it leads out of the folder. In the latter case,
+            ValueError: If `archive` is not a tar archive, or a name in it leads out of the folder. In the latter
+                case,
                 the entries before that name have been extracted.
         """
         self._begin(timeout_s)
@@ -452,11 +462,13 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def fork(self, *, timeout_s: float = 30.0) -> "Branch":
-        """Return a branch that continues from here, with the same names in memory and a copy of the working folder.
+        """Return a branch that continues from here, with copies of the session's memory and of the working folder.
 
-        From then on, neither sees the other's changes. A branch ends when it is closed, or when its sandbox's episode
-        ends. Of a process with several threads, only the main thread continues in the branch. The copied folder has a
-        different path, which is the branch's current folder: use relative paths.
+        From then on, neither the branch nor the original sees the other's changes. A branch ends when it is closed,
+        or when
+        its sandbox's episode ends. Of a process with several threads, only the main thread continues in the branch.
+        The
+        copied folder has a different path, which is the branch's current folder: use relative paths.
 
         Args:
             timeout_s: Time limit in seconds.
@@ -531,9 +543,11 @@ class Sandbox(ABC):
             timeout_s: Time limit in seconds.
 
         Raises:
-            ValueError: If the file is not a snapshot or is truncated, in which case the folder is unchanged. Also if an
-                entry leads out of the folder, or if the content doesn't fit or takes over `timeout_s`. In these cases,
-                the folder is emptied, as far as that is possible within 5 s.
+            ValueError: If the file is not a snapshot or is truncated; the folder is then unchanged. Also if an entry
+                leads
+                out of the folder, if the content doesn't fit, or if it takes over `timeout_s`; the folder is then
+                emptied, as
+                far as that is possible within 5 s.
         """
         self._begin(timeout_s)
         check_path_here("path", path)
@@ -571,7 +585,7 @@ class SandboxPool(Protocol):
     def lease(self) -> AbstractAsyncContextManager[Sandbox]:
         """Lease a clean sandbox for one rollout, waiting for a free one if necessary.
 
-        The pool takes the sandbox back at the end of the block, even if the task is cancelled.
+        The pool takes the sandbox back at the end of the `async with` block, even if the asyncio task is cancelled.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Collects the failed cases of a rollout: each verdict of a sandbox is recorded for the block that collects them."""
+"""Collects the failed cases of a rollout from the verdicts of its sandbox, for the block that asked for them."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -16,7 +16,10 @@ _noted: ContextVar[dict[str, str] | None] = ContextVar("_noted", default=None)
 
 
 class noting_failed_cases:
-    """Collects the cases that failed in a block's verdicts, with the reasons; a case that passes later is removed."""
+    """Collects the cases that fail in a block's verdicts: `with noting_failed_cases() as failed`.
+
+    `failed` maps each case's name to the reason. A case that passes later is removed.
+    """
 
     __slots__ = ("_before",)
 
@@ -30,7 +33,7 @@ class noting_failed_cases:
 
 
 def note(verdict: Verdict) -> Verdict:
-    """Record a verdict if a block collects failed cases, and return the verdict."""
+    """Record a verdict's cases for the `noting_failed_cases` block that is running, if any, and return the verdict."""
     failed = _noted.get()
     if failed is not None:
         for name in verdict.cases:
@@ -40,14 +43,14 @@ def note(verdict: Verdict) -> Verdict:
 
 
 def note_failed(name: str, why: str) -> None:
-    """Record a failure that is not a case of a verdict, such as a reward, if a block collects failed cases."""
+    """Record a failure that is not a case of a verdict, such as a reward, for the block that is running, if any."""
     failed = _noted.get()
     if failed is not None:
         failed[name] = why
 
 
 def kept_cases(failed: Mapping[str, str]) -> dict[str, str]:
-    """Return the first failed cases, and an entry with the number of the others."""
+    """Return the first `KEPT_CASES` failed cases, and an entry with the number of the others, if any."""
     kept = {cut_middle(name, KEPT_NAME): why for name, why in islice(failed.items(), KEPT_CASES)}
     more = len(failed) - KEPT_CASES
     return kept | ({"(others)": f"{more} more cases failed"} if more > 0 else {})

@@ -55,7 +55,7 @@ def left_until(deadline: float) -> float:
     """
     left = deadline - asyncio.get_running_loop().time()
     if left <= 0:
-        raise LateContent("the files could not all be copied in time")
+        raise LateContent("not all files could be copied within the call's timeout_s")
     return left
 
 

@@ -171,7 +171,7 @@ class Files(Programs):
                 frame = await self._call("read_on", b"", left_until(deadline), transfer=number)
                 got += len(frame.body)
                 if got > limit or (frame.envelope.get("more") is True and not frame.body):
-                    self._make_no_sense(f"{got} bytes of a file, {len(frame.body)} of them now")
+                    self._make_no_sense(f"{got} bytes of a file so far, {len(frame.body)} of them in this frame")
                 await take(frame.body)
         return executable
 
@@ -186,9 +186,9 @@ class Files(Programs):
 
     @contextmanager
     def _transfer(self) -> Iterator[int]:
-        """Yield a transfer's number.
+        """Yield the number of a transfer.
 
-        If the transfer fails, and not because the sandbox refused it, the sandbox is told to drop it.
+        If the transfer fails, the sandbox is told to drop it, unless the sandbox itself refused it.
         """
         number = self.link.new_number()
         try:

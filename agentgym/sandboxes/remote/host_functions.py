@@ -20,7 +20,15 @@ MAX_REASON = 10_000
 
 
 def begin_answer(body: bytes, serve: Mapping[str, HostFunction] | None) -> bytes | Awaitable[bytes]:
-    """Call a host function and return its answer, or an awaitable of the answer; infrastructure errors are raised."""
+    """Call the host function that code in a sandbox requests, and return the answer or an awaitable of it.
+
+    Infrastructure errors are raised here instead of becoming an answer.
+
+    Args:
+        body: The request: the function's name and its arguments, as JSON.
+        serve: The host functions that the code may call; None if the cell has used up its calls, so the answer is an
+            error.
+    """
     try:
         if serve is None:
             raise ToolError(f"more than {MAX_ASKS} host function calls in one cell")
@@ -123,7 +131,7 @@ def _question(body: bytes) -> tuple[str, list[Any], dict[str, Any]]:
     if _values(body) > MAX_VALUES and _values(_without_texts(body)) > MAX_VALUES:
         raise ToolError(f"more than {MAX_VALUES} values in the arguments of one call; pass them as one string")
     try:
-        name, args, kwargs = json.loads(body.decode())  # In bytes, it would accept other encodings, too.
+        name, args, kwargs = json.loads(body.decode())  # json.loads would accept bytes in other encodings, too.
     except (ValueError, TypeError, RecursionError) as error:
         raise ToolError("the call is not valid JSON") from error
     if not (isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict)):

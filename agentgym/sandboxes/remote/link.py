@@ -23,7 +23,10 @@ TRUNK = 0
 MAX_OPEN_ASKS = 8
 """Maximum number of host function calls that wait for their answers at once; the server has the same limit."""
 SERVER_ASKS = 2 * MAX_ASKS
-"""Number of host function calls after which the server ends a cell; a server that forwards more isn't our program."""
+"""Number of host function calls after which the server ends a cell.
+
+If more calls arrive, the other end of the connection isn't our server.
+"""
 MAX_QUESTION = 1 << 20
 """Maximum bytes of a host function call; the server has the same limit."""
 IN_PLACE = "episodes are reset in place: kernel counters carry over, and a hidden test's programs can change its files"
@@ -32,7 +35,7 @@ _log = logging.getLogger("agentgym.sandboxes")
 Carry: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 """Takes each part of a stream, and returns the bytes of the reply to it."""
 WhyItEnded: TypeAlias = Callable[[], Awaitable[str | None]]
-"""Waits for the end of a sandbox whose connection closed, and returns how code in it ended it.
+"""Waits for the end of a sandbox whose connection closed, and returns how the code in the sandbox ended it.
 
 The result is None if something else ended the sandbox.
 """
@@ -204,7 +207,10 @@ class Link:
             else:
                 asked += 1
                 if asked > SERVER_ASKS or len(frame.body) > MAX_QUESTION:
-                    raise WireError(f"host function call {asked} in one cell, of {len(frame.body)} bytes")
+                    raise WireError(
+                        f"the sandbox sent host function call {asked} in one cell, of {len(frame.body)} bytes: "
+                        "too many or too large"
+                    )
                 end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
                 if end is not None:
                     return end
@@ -215,8 +221,8 @@ class Link:
     async def _next(self, call: int, deadline: float) -> Frame:
         """Return the call's next frame.
 
-        An answer that has arrived by the time of the check counts even after the deadline, since the event loop may
-        have been blocked.
+        If the event loop was blocked past the deadline, an answer that has arrived by the time of the check still
+        counts.
 
         Raises:
             TimeoutError: At the deadline, however many frames of other kinds arrive.
@@ -226,7 +232,7 @@ class Link:
             frame = await self._wire.receive(deadline)
             number = frame.envelope.get("id")
             if type(number) is not int or number > call:
-                raise WireError(f"an answer to call {number!r} while call {call} runs")
+                raise WireError(f"the sandbox sent an answer to call {number!r} while call {call} was running")
             if self._loop.time() < deadline:
                 if number == call:
                     return frame
@@ -276,12 +282,12 @@ class Link:
         while "ask" in (frame := await self._next(call, deadline)).envelope:
             waiting.append(frame)
             if len(waiting) > MAX_OPEN_ASKS:
-                raise WireError(f"more than {MAX_OPEN_ASKS} host function calls at once")
+                raise WireError(f"the sandbox sent more than {MAX_OPEN_ASKS} host function calls at once")
         return frame
 
 
 def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
-    """Log, once per kind of sandbox, how it is reset, with a warning about anything that its kernel does not allow."""
+    """Log, once per kind of sandbox, how it is reset, and warn about anything that its kernel does not allow."""
     if hello.get("place") == "new":
         _tell_once(digest, "each episode has its own namespaces", logging.INFO)
     elif hello.get("why"):

@@ -73,7 +73,7 @@ class RemoteStream:
             self._pieces.appendleft(piece[size:])
             piece = piece[:size]
         self._owed += len(piece)
-        if self._owed * 2 >= WINDOW and not self.ended:  # Let the sandbox send that many more, in large steps.
+        if self._owed * 2 >= WINDOW and not self.ended:  # Allow that many more, in large steps.
             self._held -= self._owed
             await self._process.tell("credit", of=self._name, count=self._owed)
             self._owed = 0
@@ -92,7 +92,7 @@ class RemoteStream:
         """
         self._held += len(data)
         if self._held > WINDOW:
-            raise WireError(f"more than {WINDOW} bytes that were not requested")
+            raise WireError(f"the sandbox sent more output than the {WINDOW} bytes that were requested")
         self._pieces.append(data)
 
 
@@ -164,7 +164,7 @@ class RemoteProcess:
     async def kill(self, number: int = signal.SIGKILL) -> None:
         """Kill the program and everything that it started, and wait for its end.
 
-        Signals other than SIGKILL go to its process group.
+        Signals other than SIGKILL go to the program's process group, and are not waited for.
         """
         if self.exit_code is None:
             await self.check()
@@ -173,7 +173,10 @@ class RemoteProcess:
                 await self.wait()
 
     async def close(self, timeout_s: float) -> None:
-        """End the program and everything that it started; if code prevents the confirmation, cut off the sandbox."""
+        """End the program and everything that it started; cut off the sandbox if it doesn't confirm the end in time.
+
+        That is attributed to code in the sandbox, so later calls raise SandboxKilledError.
+        """
         self.lifetime.end("its block ended")
         try:
             if not (self._lost or self._gone):
@@ -231,7 +234,7 @@ class RemoteProcess:
         elif type(said.get("exit")) is int:
             self.exit_code, self._takes_input = said["exit"], False
         else:
-            raise WireError(f"an unexpected message about a program: {said!r}")
+            raise WireError(f"the sandbox sent an unexpected message about a program: {said!r}")
         self.news.tell()
 
     def _stream(self, name: object) -> RemoteStream | None:

@@ -46,5 +46,5 @@ class Surroundings(Calls, Networked):
         try:
             await self.network.begin()
         except BaseException as error:
-            self.link.cut(f"its proxy and services could not be restarted: {error}")
+            self.link.cut(f"its proxy and services could not be started: {error}")
             raise

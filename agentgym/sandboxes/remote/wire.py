@@ -1,4 +1,7 @@
-"""Frames over one stream socket: 4-byte big-endian length, a JSON envelope, and the raw body that it announces."""
+"""Frames over one stream socket: the length of an envelope (4 bytes, big-endian), the envelope (JSON), and a raw body.
+
+The envelope's field `body` is the size of the body in bytes; without this field, there is no body.
+"""
 
 import asyncio
 import json
@@ -50,7 +53,7 @@ def encode(envelope: dict[str, Any], body: bytes = b"") -> bytes:
     """Return the bytes of one frame.
 
     Raises:
-        FrameTooLarge: If it is larger than the other end accepts.
+        FrameTooLarge: If the frame is larger than the other end accepts.
     """
     if body:
         envelope = {**envelope, "body": len(body)}
@@ -84,7 +87,7 @@ class Decoder:
         """Remove and return the first frame; if it is incomplete, note how many bytes it needs and return None."""
         (size,) = _LENGTH.unpack_from(self._data)
         if size > MAX_ENVELOPE:
-            raise WireError(f"an envelope of {size} bytes")
+            raise WireError(f"the sandbox sent an envelope that is too large: {size} bytes")
         start = self._needed = _LENGTH.size + size
         if len(self._data) < start:
             return None
@@ -114,18 +117,18 @@ def _envelope(piece: bytes | bytearray) -> dict[str, Any]:
         text = piece.decode()
         envelope, end = _decode(text)
     except (ValueError, RecursionError) as error:
-        raise WireError("an envelope that is not JSON") from error
+        raise WireError("the sandbox sent an envelope that is not JSON") from error
     if end != len(text):
-        raise WireError("an envelope that is not JSON")
+        raise WireError("the sandbox sent an envelope that is not JSON")
     if not isinstance(envelope, dict):
-        raise WireError("an envelope that is not a JSON object")
+        raise WireError("the sandbox sent an envelope that is not a JSON object")
     return envelope
 
 
 def _body_size(envelope: dict[str, Any]) -> int:
     size = envelope.get("body", 0)
     if type(size) is not int or not 0 <= size <= MAX_BODY:
-        raise WireError(f"a body of {size!r} bytes")
+        raise WireError(f"the sandbox sent an envelope with an invalid body size: {size!r} bytes")
     return size
 
 
@@ -149,7 +152,8 @@ class Wire(asyncio.Protocol):
         self.aside: Callable[[Frame], None] | None = None
         """Called with the frames of background programs, which may come at any time.
 
-        If it raises WireError, the connection is closed. None treats these frames like others.
+        If it raises WireError, the connection is closed. If it is None, `receive` returns these frames like any
+        others.
         """
         self.lost: Callable[[], None] | None = None
         """Called when no more frames can come."""
@@ -267,7 +271,7 @@ class Wire(asyncio.Protocol):
     def eof_received(self) -> None:
         """Cut the connection.
 
-        A sandbox that sends nothing more doesn't answer either, and unsent data would wait for it.
+        A sandbox that sends nothing more answers no more calls, and data that it doesn't read would stay unsent.
         """
         self._fail(WireError("the sandbox closed the connection"))
         self.close()

@@ -44,7 +44,7 @@ def build(
     pip: Sequence[str] = (),
     apt: Sequence[str] = (),
 ) -> str:
-    """Build the image and return its id.
+    """Build a sandbox image and return its id.
 
     Without `base` and `dockerfile`, the image is built from agentgym's own Dockerfile if its registry is reachable.
     Otherwise, or with `from_debootstrap`, it is built on a minimal Debian from debootstrap, which needs root and a

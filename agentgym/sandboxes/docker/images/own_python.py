@@ -38,7 +38,10 @@ def check_fits(architecture: str, image: str) -> None:
 
 
 def add_python(archive: tarfile.TarFile) -> None:
-    """Add the interpreter, its standard library, its shared libraries and their loader to an archive of `/`."""
+    """Add the interpreter, its standard library, its shared libraries and their loader to an archive.
+
+    The archive is for unpacking at `/`.
+    """
     binary, stdlib = _binary(), Path(sysconfig.get_path("stdlib", vars={"base": sys.base_prefix}))
     base = Path(sys.base_prefix)
     _add(archive, binary, f"{PREFIX}/bin/{binary.name}", 0o755)
@@ -71,7 +74,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _libraries(loader: str, programs: Iterable[Path]) -> dict[str, Path]:
-    """Return the shared libraries that the programs load, by the name under which they are requested."""
+    """Return the shared libraries that the programs load, keyed by the name that the programs request."""
     found: dict[str, Path] = {}
     for program in programs:
         listed = subprocess.run([loader, "--list", str(program)], capture_output=True, text=True, check=False)
@@ -81,7 +84,7 @@ def _libraries(loader: str, programs: Iterable[Path]) -> dict[str, Path]:
 
 
 def _loader(binary: Path) -> str | None:
-    """Return the path of the loader that a 64-bit program names, or None if it is not glibc's."""
+    """Return the path of the dynamic loader that a 64-bit program names, or None if that is not glibc's loader."""
     with binary.open("rb") as file:
         head = file.read(64)
         if head[:5] != b"\x7fELF\x02":

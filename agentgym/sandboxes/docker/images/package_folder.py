@@ -23,11 +23,12 @@ print(json.dumps([sys.version, next(iter(filter(os.path.isdir, site.getsitepacka
 
 @functools.cache
 def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
-    """Return bubblewrap's arguments that mount the packages where the interpreter looks for them.
+    """Return bubblewrap's arguments that mount the packages where the interpreter looks for them; () without packages.
 
-    The result is () without packages. Unless a folder for these packages and this interpreter exists, pip first
-    installs them into a new one, with the user's pip settings. In the sandbox, the folder hides the host's packages.
-    Leftovers of killed clients are removed.
+    If no folder for these packages and this interpreter exists yet, pip first installs them into a new one, with the
+    user's
+    pip settings. In the sandbox, the folder hides the host's packages. Unfinished folders of killed clients are
+    removed.
 
     Args:
         pip: Packages to install.
@@ -50,7 +51,10 @@ def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
 
 
 def cache_folder() -> Path:
-    """Return the folder of all package folders; if this user is root, the user inside a sandbox can reach it too."""
+    """Return the folder that contains all package folders.
+
+    For root, it is not in the home folder, so that the user inside a sandbox can reach it.
+    """
     if os.geteuid() == 0:
         return Path("/var/cache/agentgym/packages")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "agentgym", "packages")

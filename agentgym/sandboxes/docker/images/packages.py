@@ -33,7 +33,10 @@ CARRIED = frozenset(
     {"index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert", "proxy", "timeout", "retries"}
     | {"default-timeout", "pre", "prefer-binary", "only-binary", "no-binary"}
 )
-"""The pip settings for package sources, which are passed on, unlike settings of the target folder or the Python."""
+"""The pip settings for package sources, which are used in the build.
+
+Settings of the target folder or of the Python are not, because they are for this machine.
+"""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
 PLACES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BUILD_S = 1800
 _building = threading.Lock()
-"""Allows one build at a time per process, so that a second build of the same image finds the first one's."""
+"""Allows one build at a time per process, so that a second build of the same image finds the image of the first."""
 
 
 class ImageSpec(Protocol):

@@ -1,7 +1,7 @@
-"""A standalone program, `python tied.py COMMAND...`, that runs a command and kills it when the client dies.
+"""A standalone program, `python tied.py COMMAND...`, that runs a command and kills it when the program's client dies.
 
-The client has the other end of this program's input, which the kernel closes however the client dies. The program
-uses only the standard library.
+The client is the process that started the program and holds the other end of its input. The kernel closes that end,
+however the client dies. The program uses only the standard library.
 """
 
 import os
