@@ -40,7 +40,7 @@ def _settle(news: "asyncio.Future[None]") -> None:
 async def readable(fd: int, timeout_s: float) -> None:
     """Return when the descriptor has something to read or accept.
 
-    Nothing is read from the descriptor, so a caller that reads right afterward cannot be cancelled in between.
+    Nothing is read from the descriptor. A caller that reads right afterward cannot be cancelled before it does.
 
     Raises:
         TimeoutError: If nothing arrives within `timeout_s`.
@@ -58,7 +58,7 @@ async def readable(fd: int, timeout_s: float) -> None:
 async def exits(pid: int, timeout_s: float) -> bool:
     """Return whether the child process exits within `timeout_s` seconds.
 
-    False is also returned if there is no free descriptor to watch it with.
+    False is also returned if this process has no free descriptor to watch the child with.
     """
     try:
         fd = os.pidfd_open(pid)

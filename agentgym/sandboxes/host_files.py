@@ -30,7 +30,10 @@ class HostSource(NamedTuple):
 
 
 class HostFile(NamedTuple):
-    """A file in a spool; its path is relative to the target folder, "" for the target itself."""
+    """A file in a spool: its bytes are the `size` bytes from `start`.
+
+    The path is relative to the target folder; "" is the target itself.
+    """
 
     path: str
     start: int
@@ -215,7 +218,10 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _file_target(source: Path, target: str) -> str:
-    """Return a single file's target: the given path, or the file's name in the working folder or in a folder "sub/"."""
+    """Return the path in the sandbox for a single file that is copied.
+
+    It is `target`, or the file's name below `target` if that is "", "." or ends with a slash.
+    """
     if target in ("", "."):
         return source.name
     return f"{target}{source.name}" if target.endswith("/") else target

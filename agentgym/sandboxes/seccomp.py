@@ -27,8 +27,8 @@ SOL_IPV6, IPV6_FLOWLABEL_MGR = 41, 32
 def _no_option(level: int, option: int, mask: int = 0xFFFFFFFF) -> Mapping[str, Any]:
     """Return a rule that refuses a socket option with the errno of a kernel that lacks the option.
 
-    Like the kernel, the rule compares only 32 bits of the level and of the option, and of the option only those that
-    are set in `mask`.
+    Like the kernel, the rule compares only 32 bits of the level and of the option. Of the option's bits, it compares
+    only those that are set in `mask`.
     """
     return {
         "action": "SCMP_ACT_ERRNO",
@@ -41,9 +41,9 @@ def _no_option(level: int, option: int, mask: int = 0xFFFFFFFF) -> Mapping[str, 
 
 
 NO_PIDFD = _no_option(SOL_SOCKET, SO_PASSPIDFD & SO_PEERPIDFD, 0xFFFFFFFE)
-"""Refuses a pidfd of the peer process.
+"""Refuses to give code a pidfd of the process at the other end of a socket.
 
-The peer is the server, and the pidfd's inode number reveals how many processes were created since it started.
+That process is the server, and the pidfd's inode number reveals how many processes were created since it started.
 """
 NO_FLOW_LABEL = _no_option(SOL_IPV6, IPV6_FLOWLABEL_MGR)
 """Refuses IPv6 flow labels: they outlive their sockets, carry 16 bytes each, and the machine has only 4096."""
@@ -62,8 +62,8 @@ def profile(*, network: bool, keeper: bool = False) -> str:
 
     Args:
         network: Whether to add the internet address families.
-        keeper: Whether to add the calls with which a sandbox's keeper creates namespaces. For the code, the keeper
-            installs the allow-list without them.
+        keeper: Whether to add the calls with which the sandbox's keeper, its first process, creates namespaces. For the
+            code, the keeper installs the allow-list without them.
     """
     rules = json.loads((image_folder() / "seccomp.json").read_text())
     if keeper:
@@ -255,4 +255,4 @@ AARCH64 = """
 """
 
 MACHINES = {"x86_64": (0xC000003E, X86_64), "aarch64": (0xC00000B7, AARCH64)}
-"""Each architecture's audit number and system call table, by the kernel's name for it."""
+"""The audit number and the system call table of each architecture, keyed by the kernel's name for the architecture."""

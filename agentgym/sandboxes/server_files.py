@@ -21,8 +21,8 @@ SANDBOX_KILLED = 86
 SERVERS = 5
 """Number of the server's processes, in addition to the code's.
 
-They are its keeper, a supervisor and the next one, and the first processes of the namespaces of the session and of a
-verifier.
+They are its keeper, the supervisors of this episode and of the next one, and the first processes of two namespaces: the
+session's and a verifier's.
 """
 RESERVE = 64
 """Number of processes reserved for a verifier, however many of the code's processes are left running."""
@@ -36,7 +36,10 @@ GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 
 
 def next_user() -> int:
-    """Return the user id for a new sandbox, so that one sandbox can't use up another's per-user kernel limits."""
+    """Return the user id for a new sandbox.
+
+    Sandboxes get different ids, so that one sandbox can't use up another's per-user kernel limits.
+    """
     return SANDBOX_USERS[next(_users) % len(SANDBOX_USERS)]
 
 

@@ -59,8 +59,8 @@ def _shows_the_machine(outside: str, *, here: bool) -> str | None:
 def check_sockets(volumes: Mapping[str, str]) -> None:
     """Raise a ValueError that names the socket if a volume contains one; each folder is walked once.
 
-    Some kinds of sandbox would let code talk to a socket's server: gVisor opens the socket, and so does a kernel that
-    doesn't let a sandbox mount its own inodes over the folder.
+    In some kinds of sandbox, code could talk to the server that listens on the socket. This is so under gVisor, which
+    opens the socket, and with a kernel that doesn't let a sandbox mount its own inodes over the folder.
     """
     for outside in volumes.values():
         for path in _sockets(outside):

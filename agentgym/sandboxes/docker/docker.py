@@ -34,10 +34,8 @@ class Docker(DockerSettings):
         """Open a pool of containers, which are removed when the `async with` block ends.
 
         A lease starts a container in about 200 ms if none is free. While an engine is down, leases use the other
-        engines in
-        `hosts`. If all engines are down, a lease waits up to a minute. Calls to sandboxes that were running on an
-        engine that
-        went down raise SandboxError.
+        engines in `hosts`. If all engines are down, a lease waits up to a minute. Calls to sandboxes that were running
+        on an engine that went down raise SandboxError.
 
         Args:
             size: Maximum number of containers leased at once.

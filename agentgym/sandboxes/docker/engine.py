@@ -145,7 +145,10 @@ class Engine:
 
     @property
     def is_here(self) -> bool:
-        """Whether the engine is on this machine, so that its containers can share folders and sockets with this process."""
+        """Whether the engine is on this machine.
+
+        Only then can its containers share folders and sockets with this process.
+        """
         return self.host.startswith("unix://")
 
     async def _start_connected(self, spec: DockerSettings, name: str, digest: str) -> RemoteSandbox:

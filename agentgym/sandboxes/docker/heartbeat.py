@@ -91,11 +91,9 @@ def traces(client: "docker.APIClient") -> dict[str, Traces]:
 class Lookout:
     """Finds the clients that have ended.
 
-    If this machine can see whether a client's process has ended, one check is enough. Any other client must be
-    silent: its
-    heartbeat is too old, and it has no running sandbox that is connected by a socket. It counts as ended if two
-    checks,
-    some time apart, find it silent with the same heartbeat.
+    If this machine can see whether a client's process has ended, one check is enough. Any other client must be silent:
+    its heartbeat is too old, and it has no running sandbox that is connected by a socket. It counts as ended if two
+    checks, some time apart, find it silent with the same heartbeat.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -90,8 +90,7 @@ class DockerSettings:
     """The engine's runtime; None uses the engine's default.
 
     "runsc" is gVisor, which needs memory and processes for itself. So it adds 256 MB to the container's memory and
-    allows
-    at least 1024 processes.
+    allows at least 1024 processes.
     """
 
     def __post_init__(self) -> None:

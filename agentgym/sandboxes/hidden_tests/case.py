@@ -1,9 +1,9 @@
 """The program that runs one case of hidden tests, in a separate process inside the sandbox.
 
 It uses only the standard library and needs Python 3.9 or later. It reads its orders as JSON from stdin and writes one
-line to the descriptor `report`: the token, then JSON. A process that ends without writing this line has not passed,
-whatever its exit code. `verify.case_program` puts the import finder and the runners before this text, and a call to
-`main` after it.
+line to the descriptor `report`: the token from the orders, then JSON. A case whose process ends without writing this
+line has not passed, whatever the exit code. `verify.case_program` puts the import finder and the runners before this
+text, and a call to `main` after it.
 """
 
 import ctypes

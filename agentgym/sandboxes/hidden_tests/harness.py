@@ -40,6 +40,11 @@ def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callabl
 
     All cases together may take `orders["seconds"]`. If `orders["copied"]` is true, the current folder is already a copy
     that no other process uses, and the cases run there. Otherwise they run in a new copy of the current folder.
+
+    Args:
+        orders: The plan of the tests.
+        hidden: Host function that returns the hidden file of the given index, in base64.
+        report: Host function that takes a case's name, or None if the test runner is missing, and the outcome.
     """
     deadline = time.monotonic() + orders["seconds"]
     if orders.get("words", [])[:2] == ["-m", "pytest"] and not has_module("pytest"):

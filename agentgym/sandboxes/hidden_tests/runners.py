@@ -161,8 +161,8 @@ def run_pytest(words: list[str], orders: dict[str, Any]) -> Outcomes:
 def note_pytest(orders: dict[str, Any]) -> Outcomes:
     """Patch pytest.main to ignore configuration in the sandbox's files, and return the dict of outcomes.
 
-    The patched function's exit code is nonzero if a test has not passed, so a program that calls it can't overlook
-    one.
+    The patched function's exit code is nonzero if a test has not passed, so that a program that calls it can't overlook
+    the failure.
     """
     import pytest
     from _pytest import config

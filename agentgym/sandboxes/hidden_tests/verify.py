@@ -29,7 +29,11 @@ Run = Callable[[str, Mapping[str, HostFunction], float], Awaitable[ExecResult]]
 async def verify(run: Run, tests: HiddenTests, timeout_s: float, *, copied: bool) -> Verdict:
     """Run hidden tests in fresh processes of a sandbox and judge their reports; see `Sandbox.verify`.
 
-    `copied` says whether a fresh process already runs in a copy of the working folder.
+    Args:
+        run: Runs a cell in the sandbox.
+        tests: The arguments of `Sandbox.verify`.
+        timeout_s: Time limit in seconds for all cases together.
+        copied: Whether a fresh process already runs in a copy of the working folder.
 
     Raises:
         ValueError: If an argument is invalid, or if the tests exceed a limit.

@@ -81,10 +81,10 @@ class Bubblewrap:
             size: Maximum number of sandboxes leased at once.
 
         Raises:
-            ValueError: If `size` is not an int of at least 1, or, when the block begins, if a volume contains a
-                socket.
-            SandboxError: When the block begins, if this machine can't create such sandboxes; the message says what is
-                missing. In that case, nothing has been started.
+            ValueError: If `size` is not an int of at least 1, or, when the `async with` block is entered, if a volume
+                contains a socket.
+            SandboxError: When the block is entered, if this machine can't create such sandboxes; the message says what
+                is missing. In that case, nothing has been started.
         """
         check_size(size)
         return self._open(size)
@@ -133,7 +133,7 @@ class Bubblewrap:
             )
 
     def _prepare(self) -> None:
-        """Prepare what all sandboxes share.
+        """Check the settings and prepare the files that all sandboxes of this spec share.
 
         Raises:
             SandboxError: If no sandbox can be created.

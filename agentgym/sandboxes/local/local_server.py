@@ -47,7 +47,7 @@ async def start_server(
     Args:
         command: The command that starts the server, without its configuration.
         config: The server's configuration.
-        digest: The sandbox's digest.
+        digest: The kind of sandbox and the digest of the server's files, for the sandbox's `digest`.
         environment: The server's environment; None for this process's.
         keep: Descriptors that the server inherits.
         held: Context that keeps these descriptors open here. It is closed as soon as the server has inherited them,

@@ -74,11 +74,9 @@ class Acceptor:
 def forget_waiting(listener: socket.socket) -> int:
     """Reset the connections that wait to be accepted, return how many there were, and keep listening.
 
-    Connections with unfinished handshakes are dropped, too, but can't be counted. If they were not dropped, they
-    would be
-    let in later, because the kernel keeps sending the data of a client that has ended. Call this only while nobody
-    can
-    reach the port.
+    Connections with unfinished handshakes are dropped, too, but can't be counted. If they were not dropped, they would
+    be let in later, because the kernel keeps sending the data of a client that has ended. Call this only while nobody
+    can reach the port.
     """
     waiting = 0
     with suppress(OSError):  # If none is waiting, or no more files can be opened; the rest isn't counted.

@@ -190,11 +190,9 @@ class SandboxShell(Protocol):
         """Run a command in the shell, which reads it like a script; jobs left in the background keep running.
 
         At the time limit, the command is interrupted, as by Ctrl-C, and the shell's state is preserved. If the
-        interrupt doesn't end the command, or if the shell ends, the result has `state_lost` set and the next run gets
-        a
+        interrupt doesn't end the command, or if the shell ends, the result has `state_lost` set and the next run gets a
         new shell. Don't base a reward on these results: the shell itself reports them, and earlier runs can have
-        tampered
-        with it.
+        tampered with it.
 
         Args:
             command: The command, in the shell's language.

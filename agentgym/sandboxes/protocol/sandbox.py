@@ -50,13 +50,11 @@ class HiddenTests:
 class Sandbox(ABC):
     """One leased sandbox: files, a shell and a stateful Python session, all under limits.
 
-    A program that fails returns a result; a sandbox that died raises SandboxError. If something in the sandbox
-    doesn't
+    A program that fails returns a result; a sandbox that died raises SandboxError. If something in the sandbox doesn't
     fit the call, such as a missing file, the call raises a SandboxContentError; each method lists the cases. Relative
     paths start at the sandbox's working folder, which is also where programs start.
 
-    Each public method first checks its arguments, and that the sandbox may still be used. Only then does it contact
-    the
+    Each public method first checks its arguments, and that the sandbox may still be used. Only then does it contact the
     sandbox, through an abstract method that each kind of sandbox implements: `exec`, for example, calls `_exec`.
     """
 
@@ -174,10 +172,10 @@ class Sandbox(ABC):
     ) -> ExecResult:
         """Run Python as a REPL cell: names persist between calls, and the repr of a last expression is printed.
 
-        `functions` run on the host, in this event loop. They give code access to a secret or a counter without
-        putting it into the sandbox. An async function is awaited while the sandbox waits; a plain one blocks the
-        event loop. If a function raises, the code gets a RuntimeError. Infrastructure errors (`SandboxError`,
-        `EngineError`) are not passed to the code: they end this call, which raises them.
+        `functions` run on the host, in this event loop. They give code access to a secret or a counter without putting
+        it into the sandbox. An async function is awaited while the sandbox waits; a plain one blocks the event loop. If
+        a function raises, the code gets a RuntimeError. Infrastructure errors (`SandboxError`, `EngineError`) are not
+        passed to the code: they end this call, which raises them.
 
         Args:
             code: The cell's Python code.
@@ -216,24 +214,20 @@ class Sandbox(ABC):
         `code` and `expect`, each case is an expression, and its value is compared on the host, so that the sandbox
         never gets the expected values.
 
-        With `command` alone, the tests of a plain Python command (a file, `-m unittest`, `-m pytest`) pass if they
-        run
+        With `command` alone, the tests of a plain Python command (a file, `-m unittest`, `-m pytest`) pass if they run
         to their end without failing; any other command passes if its exit code is 0. With `command` and `expect`, the
         command runs once for each text in `expect`, which it gets on stdin, and its output is compared on the host.
 
-        The cases share the copy and the time limit. Each case may take half of the remaining time, and the last one
-        all
+        The cases share the copy and the time limit. Each case may take half of the remaining time, and the last one all
         of it. Nothing is left in the sandbox. Whatever the code does, each case that has not passed gets a reason. A
-        case
-        that ends early, for example by `os._exit(0)`, has failed.
+        case that ends early, for example by `os._exit(0)`, has failed.
 
         Args:
             code: Python code with test functions, or for the expressions of `expect`.
             command: A command that runs tests, as text or as a list of words.
             files: Hidden files, keyed by path, which are written anew for each case. They replace anything at their
                 paths or that could shadow them, such as a package of the same name. In `code` and plain Python
-                commands, tests find no module, fixture or configuration of the episode next to them. Nor does a
-                library
+                commands, tests find no module, fixture or configuration of the episode next to them. Nor does a library
                 import any of its own modules from the episode's files.
             expect: The expected value, or a function on the host that judges a value, for each expression or input.
             timeout_s: Time limit in seconds for all cases together.
@@ -242,8 +236,7 @@ class Sandbox(ABC):
             The verdict, with each case's name and the reason if it failed.
 
         Raises:
-            ValueError: If an argument is invalid; the message names it. This is raised before the sandbox is
-                contacted.
+            ValueError: If an argument is invalid; the message names it. This is raised before the sandbox is contacted.
         """
         self._begin(timeout_s)
         return await self._verify(HiddenTests(code=code, command=command, files=files, expect=expect), timeout_s)
@@ -282,8 +275,7 @@ class Sandbox(ABC):
         Raises:
             SandboxContentError: If the file is missing, too large or unreadable, if the path leads out of the working
                 folder, or if it names a link, a folder, a pipe or a device. For a missing file, the error is also a
-                FileNotFoundError, otherwise a ValueError. If the kernel refused the read, the error is also an
-                OSError
+                FileNotFoundError, otherwise a ValueError. If the kernel refused the read, the error is also an OSError
                 with the errno.
         """
         self._begin(timeout_s)
@@ -371,8 +363,7 @@ class Sandbox(ABC):
     ) -> Sequence[str]:
         """Copy a file from the sandbox to `target`, or a folder's content into the folder `target`.
 
-        Code in the sandbox decides whether `source` is a file or a folder, even an empty one, and `target` becomes
-        the
+        Code in the sandbox decides whether `source` is a file or a folder, even an empty one, and `target` becomes the
         same. So check which of them `target` is.
 
         Args:
@@ -447,8 +438,7 @@ class Sandbox(ABC):
             timeout_s: Time limit in seconds.
 
         Raises:
-            ValueError: If `archive` is not a tar archive, or a name in it leads out of the folder. In the latter
-                case,
+            ValueError: If `archive` is not a tar archive, or a name in it leads out of the folder. In the latter case,
                 the entries before that name have been extracted.
         """
         self._begin(timeout_s)
@@ -464,11 +454,9 @@ class Sandbox(ABC):
     async def fork(self, *, timeout_s: float = 30.0) -> "Branch":
         """Return a branch that continues from here, with copies of the session's memory and of the working folder.
 
-        From then on, neither the branch nor the original sees the other's changes. A branch ends when it is closed,
-        or when
-        its sandbox's episode ends. Of a process with several threads, only the main thread continues in the branch.
-        The
-        copied folder has a different path, which is the branch's current folder: use relative paths.
+        From then on, neither the branch nor the original sees the other's changes. A branch ends when it is closed, or
+        when its sandbox's episode ends. Of a process with several threads, only the main thread continues in the
+        branch. The copied folder has a different path, which is the branch's current folder: use relative paths.
 
         Args:
             timeout_s: Time limit in seconds.
@@ -544,10 +532,8 @@ class Sandbox(ABC):
 
         Raises:
             ValueError: If the file is not a snapshot or is truncated; the folder is then unchanged. Also if an entry
-                leads
-                out of the folder, if the content doesn't fit, or if it takes over `timeout_s`; the folder is then
-                emptied, as
-                far as that is possible within 5 s.
+                leads out of the folder, if the content doesn't fit, or if it takes over `timeout_s`; the folder is then
+                emptied, as far as that is possible within 5 s.
         """
         self._begin(timeout_s)
         check_path_here("path", path)

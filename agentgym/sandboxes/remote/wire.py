@@ -152,8 +152,7 @@ class Wire(asyncio.Protocol):
         self.aside: Callable[[Frame], None] | None = None
         """Called with the frames of background programs, which may come at any time.
 
-        If it raises WireError, the connection is closed. If it is None, `receive` returns these frames like any
-        others.
+        If it raises WireError, the connection is closed. If it is None, `receive` returns these frames like any others.
         """
         self.lost: Callable[[], None] | None = None
         """Called when no more frames can come."""

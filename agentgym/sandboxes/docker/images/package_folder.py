@@ -26,8 +26,7 @@ def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
     """Return bubblewrap's arguments that mount the packages where the interpreter looks for them; () without packages.
 
     If no folder for these packages and this interpreter exists yet, pip first installs them into a new one, with the
-    user's
-    pip settings. In the sandbox, the folder hides the host's packages. Unfinished folders of killed clients are
+    user's pip settings. In the sandbox, the folder hides the host's packages. Unfinished folders of killed clients are
     removed.
 
     Args:
