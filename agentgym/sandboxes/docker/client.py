@@ -26,24 +26,24 @@ T = TypeVar("T")
 
 
 class EngineDown(SandboxError):
-    """The engine doesn't answer, but may come back."""
+    """The Docker engine doesn't answer, but may answer again later."""
 
 
 class EngineFailed(SandboxError):
-    """The engine reported an internal error, or a sandbox ended before it sent its first message."""
+    """The Docker engine reported an internal error, or a sandbox ended before it sent its first message."""
 
 
 class NoDockerPackage(SandboxError):
-    """The docker package is not installed here, so it is unknown whether an engine runs."""
+    """The docker package is not installed here, so it is unknown whether a Docker engine runs."""
 
 
 def address() -> str:
-    """Return the engine's address: DOCKER_HOST if set, else the local engine's socket."""
+    """Return the Docker engine's address: DOCKER_HOST if that is set, else the local engine's socket."""
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
 def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
-    """Open a client of an engine, local or over TCP.
+    """Open a client of a Docker engine, local or over TCP.
 
     Args:
         timeout_s: Timeout of each request in seconds.
@@ -64,9 +64,9 @@ class EngineTraits:
     """How an engine differs from a plain Docker engine."""
 
     is_podman: bool
-    """Whether it is podman's service, which implements the Docker engine's API."""
+    """Whether the engine is podman's service, which implements the Docker engine's API."""
     maps_users: bool
-    """Whether it maps its containers' user ids to a few ids of its machine.
+    """Whether the engine maps the user ids of its containers to a few ids of its machine.
 
     This is so in rootless mode and with userns-remap.
     """
@@ -87,7 +87,10 @@ def engine_traits(client: "docker.APIClient") -> EngineTraits:
 
 
 def podman_ulimits() -> "list[Ulimit]":
-    """Return limits on open files and processes that podman can set; its defaults may exceed the machine's limits."""
+    """Return limits on open files and processes that podman can set.
+
+    Podman's defaults may exceed the machine's limits.
+    """
     from docker.types import Ulimit
 
     return [Ulimit(name="nofile", soft=1024, hard=1024), Ulimit(name="nproc", soft=4096, hard=4096)]
@@ -95,7 +98,7 @@ def podman_ulimits() -> "list[Ulimit]":
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """Translate the engine's errors within the block into SandboxErrors.
+    """Translate the Docker engine's errors within the block into SandboxErrors.
 
     Raises:
         SandboxError: If the engine refuses a request, or this process can open no more files.

@@ -111,7 +111,11 @@ class Engine:
         return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
     async def prepare(self, spec: DockerSettings) -> None:
-        """Start the heartbeat, remove leftovers of ended clients, check the memory, and find or build the images."""
+        """Prepare the engine for sandboxes of this spec.
+
+        This starts the heartbeat, removes leftovers of ended clients, checks the memory, and finds or builds the
+        images.
+        """
         await self.do(self._heart.start)
         await self.do(self.sweep)
         await self.do(lambda: check_memory(spec, self.host, self._traits.memory_mb))
@@ -298,7 +302,7 @@ class Engine:
     async def end(self, name: str, folder: Path | None = None) -> None:
         """Remove the container and its folder.
 
-        A container that is already gone is not an error, and one that can't be removed is left for a sweep.
+        A container that is already gone is not an error, and one that can't be removed is left for the next sweep.
         """
         self.sandboxes -= name in self._names
         try:
@@ -308,7 +312,7 @@ class Engine:
                 shutil.rmtree(folder, ignore_errors=True)
 
     async def remove(self, name: str) -> None:
-        """Remove one of our containers; if it can't be removed, it is left for a sweep."""
+        """Remove one of our containers; if it can't be removed, it is left for the next sweep."""
         if name not in self._names:
             return
         self._names.discard(name)
@@ -352,7 +356,8 @@ class Engine:
 
     def _missed(self, error: Exception) -> None:
         _log.warning(
-            "missed a heartbeat at %s: %s. After %.0f s without one, clients on other machines treat this one as ended",
+            "missed a heartbeat at %s: %s. After %.0f s without one, clients on other machines treat this one as "
+            "ended and remove its containers",
             *(self.host, str(error), DEAD_S),
         )
 

@@ -1,4 +1,4 @@
-"""The guard of a client's services: removes them when the client dies, and reports services that end."""
+"""The guard of a Docker client's services: removes them when the client dies, and reports services that end."""
 
 import asyncio
 import json
@@ -25,9 +25,9 @@ _log = logging.getLogger("agentgym.sandboxes")
 class Guard:
     """Watches the services that one client of a Docker engine on this machine has started.
 
-    A sandbox ends when its connection closes, but a service has no connection. So a separate process, in a session
-    that Ctrl-C doesn't reach, removes everything with the client's token as soon as the client is gone, however the
-    client ended.
+    A sandbox ends when its connection closes, but a service has no connection. So a separate process, which Ctrl-C in
+    the client's terminal doesn't reach, removes everything that is labeled with the client's token. It does so as soon
+    as the client is gone, however the client ended.
     """
 
     def __init__(self, host: str, token: str) -> None:

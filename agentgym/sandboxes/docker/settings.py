@@ -125,7 +125,10 @@ class DockerSettings:
 
     @property
     def needs_sockets(self) -> bool:
-        """Whether the sandbox needs sockets that its server passes to this machine."""
+        """Whether the sandbox needs sockets that its server passes to this machine.
+
+        This is so with services, or with `Allow(...)`.
+        """
         return bool(self.services) or isinstance(self.network, Allow)
 
 

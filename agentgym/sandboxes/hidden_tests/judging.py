@@ -96,7 +96,7 @@ class Judging:
 def reason(why: object) -> str:
     """Return why a case failed, as text that UTF-8 can encode.
 
-    If the sandbox ran out of space, the text names the setting to raise.
+    If the sandbox ran out of space or memory, the text names the setting to raise.
     """
     return with_advice(cut_middle(encodable(str(why)), MAX_REASON))
 

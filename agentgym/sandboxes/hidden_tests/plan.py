@@ -28,7 +28,7 @@ SHELL = re.compile(r"[|&;<>()$`\\\"'*?\[\n]|^[#~]")
 def plan(
     code: str | None, command: str | Sequence[str] | None, expect: Mapping[str, Expected] | None
 ) -> dict[str, Any]:
-    """Return the orders for the sandbox.
+    """Return the orders for the sandbox: the kind of the cases, their names, and the code or command.
 
     Raises:
         ValueError: If an argument is invalid; the message names it.

@@ -193,9 +193,10 @@ def _check_bubblewrap() -> None:
 
 @config(frozen=True, kw_only=True)
 class Process:
-    """Sandboxes without protection: plain processes of this user, which can reach its files, network and processes.
+    """Sandboxes without protection: plain processes of this user.
 
-    Limits on time, memory and output protect against mistakes, but nothing protects against malicious code.
+    The code in them can reach the user's files, network and processes. Limits on time, memory and output protect
+    against mistakes, but nothing protects against malicious code.
     """
 
     unsafe: bool = False

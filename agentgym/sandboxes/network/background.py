@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """The network thread of this process, which runs while it has at least one user."""
+    """The thread of this process for the network traffic of sandboxes, which runs while it is held at least once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class Background:
                 self._thread.start()
 
     def release(self) -> None:
-        """Stop the thread if this was its last user."""
+        """Undo one `hold`, and stop the thread if no other remains."""
         with self._lock:
             self._users -= 1
             if self._users or self._loop is None or self._thread is None:

@@ -46,7 +46,7 @@ class Request:
         return self.method == "CONNECT"
 
     def for_host(self) -> h11.Request:
-        """Return the head for the host.
+        """Return the head to send to the host.
 
         Its Host field is always the host's name, and the connection closes after the response.
         """
@@ -104,14 +104,14 @@ def _http_target(target: str) -> tuple[str, int, str]:
 
 
 def _passed_on(request: h11.Request) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the header fields for the host, without those meant for the proxy and those that Connection names."""
+    """Return the header fields for the host, without those meant for the proxy or named in the Connection field."""
     named = b",".join(value for name, value in request.headers if name == b"connection").lower().split(b",")
     own = _OF_ONE_HOP.union(name.strip() for name in named) - _FRAMING
     return tuple((name, value) for name, value in request.headers.raw_items() if name.lower() not in own)
 
 
 def for_client(answer: h11.Response) -> h11.Response:
-    """Return the head of a host's response for the client, which announces that the connection will close."""
+    """Return the head of a host's response, changed for the client: it announces that the connection will close."""
     hidden = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
     kept = [(name, value) for name, value in answer.headers.raw_items() if name.lower() not in hidden]
     headers = [*kept, (b"Connection", b"close")]

@@ -133,9 +133,9 @@ class Tunnel:
         await pump(self._host, self._client, received)
 
     def _look(self, said: bytes) -> int:
-        """Return how many bytes may be forwarded.
+        """Return how many of the host's bytes in `said` may be forwarded now.
 
-        The first record, except for alerts, shows whether the host requests a second ClientHello.
+        The first record other than an alert shows whether the host requests a second ClientHello.
         """
         at = 0
         while said[at : at + 1] == bytes([ALERT]):

@@ -31,7 +31,7 @@ def server_network(network: str | Allow) -> dict[str, int | None]:
 
 
 def sockets_of(config: Mapping[str, int | None]) -> int:
-    """Return how many sockets a server with this configuration sends."""
+    """Return how many sockets a sandbox's server with this configuration passes to this machine."""
     return SOCKETS + (config["listen"] is not None)
 
 

@@ -65,8 +65,8 @@ class SandboxNetwork:
     async def begin(self) -> None:
         """Start an episode with new services and an empty log.
 
-        No process of the last episode may be left in the sandbox. Connections that were made to the proxy while the
-        last episode was ending are dropped and counted.
+        Call this only when no process of the last episode is left in the sandbox. Connections that were made to the
+        proxy while the last episode was ending are dropped and counted.
         """
         if self.beside is not None:
             await self.beside.remove()

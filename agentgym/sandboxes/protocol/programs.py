@@ -69,7 +69,7 @@ class Verdict:
     cases: Mapping[str, str | None]
     """Maps each case's name to None if it passed, or to the reason for its failure."""
     output: str
-    """Output of the cases, one after another, at most 1 MiB in all.
+    """Output of the cases, one after another, at most 1,048,576 characters in all.
 
     Only the beginning of each case's output is included, with a note of how much was cut.
     """
@@ -125,7 +125,7 @@ class SandboxStream(Protocol):
 
 
 class SandboxProcess(Protocol):
-    """A program that runs alongside other calls.
+    """A program in a sandbox that runs alongside other calls.
 
     The program blocks once 256 KiB of its output are unread. Its methods raise SandboxError if its sandbox, or its
     branch, has ended.

@@ -95,7 +95,10 @@ class _Asked:
         return _told(ToolError(f"the host function {self.name!r} raised {type(error).__name__}"))
 
     def _wrong_arguments(self) -> str | None:
-        """Return how the arguments don't fit the function's parameters, or None if they fit or it has no signature."""
+        """Return how the arguments don't fit the function's parameters.
+
+        The result is None if they fit, or if the function has no signature.
+        """
         try:
             parameters = signature(self.function)
         except (TypeError, ValueError):  # Some functions written in C.

@@ -33,7 +33,7 @@ IN_PLACE = "episodes are reset in place: kernel counters carry over, and a hidde
 _log = logging.getLogger("agentgym.sandboxes")
 
 Carry: TypeAlias = Callable[[bytes], Awaitable[bytes]]
-"""Takes each part of a stream, and returns the bytes of the reply to it."""
+"""Takes each part of a stream that a call sends, and returns the bytes of the reply to that part."""
 WhyItEnded: TypeAlias = Callable[[], Awaitable[str | None]]
 """Waits for the end of a sandbox whose connection closed, and returns how the code in the sandbox ended it.
 

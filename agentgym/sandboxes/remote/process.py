@@ -16,12 +16,12 @@ from agentgym.sandboxes.remote.link import Link
 from agentgym.sandboxes.remote.wire import Frame
 
 WINDOW = 256 << 10
-"""Maximum number of a stream's bytes in transit; the server has the same limit."""
+"""Maximum bytes of a stream that may be sent before they are read at the other end; the server has the same limit."""
 PIECE = 64 << 10
 
 
 class News:
-    """An event source, and the asyncio tasks that wait for its events."""
+    """Wakes the asyncio tasks that wait for something new about a program, such as output or its end."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()

@@ -35,7 +35,10 @@ class Programs(Calls):
         output_limit: int = OUTPUT_LIMIT,
         hides: bool = False,
     ) -> ExecResult:
-        """Run a cell; if `hides`, the cell gets a descriptor of a folder that only this cell can write to."""
+        """Run a cell.
+
+        If `hides`, the cell gets a descriptor of the folder for hidden files, to which only this cell can write.
+        """
         fields = {"functions": sorted(functions), "fresh": fresh, "hides": hides}
         return await self._run("python", encoded(code, "code"), timeout_s, output_limit, functions, **fields)
 
@@ -152,7 +155,10 @@ def _words(command: str | Sequence[str] | None) -> list[tuple[str, bytes]]:
 
 
 def _path(text: str) -> bytes:
-    """Return the bytes of a possible file name, encoded like the non-UTF-8 names that `list` and `get` return."""
+    """Return the bytes of a text that may be a file name.
+
+    For a name that is not UTF-8, as `list` and `get` return it, these are the bytes of the file's real name.
+    """
     return text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "surrogatepass")
 
 

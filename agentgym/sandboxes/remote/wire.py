@@ -26,7 +26,10 @@ _decode = json.JSONDecoder().raw_decode  # The wrappers json.dumps and json.load
 
 
 def _encoder() -> Callable[[Any], str]:
-    """Return json.dumps without the setup that it repeats in each call, which takes as long as the rest."""
+    """Return a function like json.dumps, but without the setup that json.dumps repeats in each call.
+
+    That setup takes as long as the rest.
+    """
     plain = json.JSONEncoder(check_circular=False)
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:

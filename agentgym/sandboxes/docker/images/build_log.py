@@ -9,7 +9,7 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 
 class BuildLog:
-    """Logs each line of a build's output at INFO; `str` returns the last lines."""
+    """Logs each line of a build's output at INFO; `str` of it returns the last 30 lines."""
 
     def __init__(self) -> None:
         self._last: deque[str] = deque(maxlen=KEPT_LINES)

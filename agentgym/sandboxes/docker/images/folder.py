@@ -113,7 +113,7 @@ def declared_arguments(dockerfile: str) -> set[str]:
 
 
 def without_values(text: str, arguments: Mapping[str, str]) -> str:
-    """Return the text without the users and passwords that appear in build arguments."""
+    """Return the text, with `***@` in place of the user names and passwords of URLs in the build arguments."""
     for value in arguments.values():
         for word in value.split():
             user, at, _ = urlsplit(word).netloc.rpartition("@")
@@ -142,9 +142,10 @@ class _Made:
 
 
 def _remove_untagged(client: "docker.APIClient", steps: list[str], before: set[str]) -> None:
-    """Remove the images of a build's steps, last first, unless they existed `before` or another image is built on them.
+    """Remove the unnamed images of a build's steps, the last one first.
 
-    This includes an unnamed image on top of such a step that the engine had created but not yet reported.
+    Images that existed `before`, or that another image is built on, remain. If the engine created an image on top of
+    the last reported step but had not reported it yet, that image is removed, too.
     """
     from docker.errors import APIError
 
@@ -157,7 +158,7 @@ def _remove_untagged(client: "docker.APIClient", steps: list[str], before: set[s
 
 
 def _wait_for_end(client: "docker.APIClient", steps: list[str]) -> None:
-    """Wait until no container of the build uses the image of its last step, but at most 10 seconds."""
+    """Wait until no container of the build uses the image of the build's last step, but at most 10 seconds."""
     end, last = time.monotonic() + END_S, f"sha256:{steps[-1]}" if steps else None
     while last is not None and time.monotonic() < end:
         found = client.containers(all=True, filters={"ancestor": last})

@@ -16,12 +16,12 @@ NAMELESS_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """An image that is not needed anymore."""
+    """An image that agentgym created and no longer needs."""
 
     id: str
     names: tuple[str, ...]
     size_mb: int
-    """The image's full size in MB; the part shared with other images remains when it is removed."""
+    """The image's full size in MB; if the image is removed, the part that it shares with other images remains."""
 
     def __str__(self) -> str:
         return f"image {', '.join(self.names) or 'without a name'} ({self.id[7:19]}, {self.size_mb} MB)"

@@ -13,7 +13,7 @@ IMAGE = "agentgym-sandbox"
 SERVER_LABEL = "agentgym.server"
 BUILD = "agentgym sandbox build"
 INSIDE = "/run/agentgym"
-"""Folder inside a container with the socket that connects the server."""
+"""Folder inside a container that contains the socket to which the server connects."""
 
 
 def default_image() -> str:
@@ -42,7 +42,7 @@ def image_digest(client: "docker.APIClient", image: str) -> str:
 
 
 def find(client: "docker.APIClient", image: str) -> dict[str, Any] | None:
-    """Return the engine's description of an image, or None if it has no image of that name."""
+    """Return the engine's description of an image, or None if the engine has no image of that name."""
     from docker.errors import ImageNotFound
 
     try:
