@@ -41,11 +41,12 @@ Split = Literal["train", "test"]
 class Env(Generic[TaskT]):
     """One attempt at one task: an instance is created for each rollout, closed afterwards, and never reused.
 
-    If the class declares a sandbox, the runner sets `sandbox` before it calls `reset`. It calls `close` once, whatever
-    happens, after the threads of plain tools and rewards have ended.
+    If the class declares a sandbox, the runner sets `sandbox` before it calls `reset`. It calls `close` once,
+    whatever happens, after the threads of plain tools and rewards have ended.
 
     Raises:
-        ValueError: When a class is defined, if it declares something that can't work; the message names the attribute.
+        ValueError: When a subclass is defined, if it declares something that can't work; the message names the
+            attribute.
     """
 
     sandbox_spec: ClassVar[SandboxSpec | None] = None
@@ -402,7 +403,7 @@ _SETTINGS: Mapping[str, Callable[[Any], bool]] = {
     "context": lambda value: isinstance(value, Compact | Window),
     "system": lambda value: isinstance(value, str),
 }
-"""An env class's settings by name, each with a function that tests whether a value could be meant for it."""
+"""Settings whose misspelled names are detected, each with a function that tests whether a value is valid for it."""
 
 
 def _is_env(value: object) -> bool:

@@ -46,9 +46,9 @@ def _why_not(value: Any, env: object, memo: dict[int, Any]) -> str | None:
         if id(each) in memo or hasattr(each, "__deepcopy__"):
             continue
         if isinstance(each, FunctionType) and _keeps(each, env):
-            return f"the function {each.__qualname__} refers to this instance in its closure, and so would its copy"
+            return f"the function {each.__qualname__} refers to this env in its closure, so a copy of it would, too"
         if hasattr(type(each), "__aexit__") or hasattr(type(each), "__exit__"):
-            return f"a {type(each).__name__} is open, and both copies would use and close it"
+            return f"a {type(each).__name__} may be open, and both the env and its copy would use and close it"
     return None
 
 

@@ -32,7 +32,8 @@ class ForkedAgent(Protocol):
         """Run turns and tool calls until the agent answers without a call or a tool stops it.
 
         Returns:
-            The answer's text, or "" if a limit ended the agent first.
+            The answer's text, the text of the message of the tool that stopped it, or "" if a limit ended the agent
+            first.
         """
         ...
 
@@ -63,7 +64,7 @@ class Model(ABC):
 
     @abstractmethod
     def count(self, what: str, number: float = 1.0) -> None:
-        """Add to the rollout's metric `model_WHAT/NAME`."""
+        """Add `number` to the rollout's metric `model_WHAT/NAME`, where NAME is the name of this model role."""
 
     @overload
     async def ask(

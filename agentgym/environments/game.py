@@ -148,7 +148,7 @@ class Game(ToolEnv[GameTask]):
         messages[-1]["content"] = joined(said, "\n\n")
         return messages, info
 
-    # Longer than a game: opponents have their own limit, and a late one isn't the model's mistake.
+    # Longer than any game: opponents have their own time limit, and a slow opponent isn't the model's mistake.
     @tool(timeout_s=3600)
     async def move(self, action: str) -> str | Stop:
         """Make your move. The answer is the game as it is when it is your turn again, or at its end."""
@@ -171,7 +171,7 @@ class Game(ToolEnv[GameTask]):
 
     def _begin_luck(self, seed: int | None) -> None:
         self.luck = random.Random(seed_for("game", self.task.seed, str(seed)))
-        """The generator for chance during the game, such as dice.
+        """The random generator for chance during the game, such as dice.
 
         The draws are the same within a group, and different for each attempt of an evaluation.
         """

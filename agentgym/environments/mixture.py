@@ -171,7 +171,7 @@ class _InTurns(Sequence[Task]):
         self._coming = self._all()
 
     def __len__(self) -> int:
-        return min(sum(map(len, self.tasks.values())), sys.maxsize)  # the length of an endless member
+        return min(sum(map(len, self.tasks.values())), sys.maxsize)  # an endless member alone has sys.maxsize tasks
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

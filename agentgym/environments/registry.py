@@ -60,7 +60,7 @@ def register(name: str) -> Callable[[EnvT], EnvT]:
 
 
 def _place(cls: type) -> tuple[str, str]:
-    """Return a class's file and name, which are equal even if its file was both run as a program and imported."""
+    """Return a class's file and name, which identify the class even if its file was both run and imported."""
     module = sys.modules.get(cls.__module__)
     return getattr(module, "__file__", None) or cls.__module__, cls.__qualname__
 
@@ -161,8 +161,8 @@ def _in_gallery(name: str, file: Path) -> type[Env[Any]]:
         loaded = importlib.import_module(module)
     if name not in _registry:
         raise ValueError(
-            f"env: {name!r} is {file}, but {loaded.__file__} was imported as {module} instead; rename that folder, or "
-            "name its class as MODULE:CLASS"
+            f"env: {name!r} is {file}, but {loaded.__file__} was imported as {module} instead; rename the folder of "
+            "the imported file, or name the class in that file as MODULE:CLASS"
         )
     return _registry[name]
 

@@ -40,7 +40,7 @@ class _Resources:
             if self.ready.done():
                 raise
             self.ready.set_exception(error)
-            self.ready.exception()  # Waiting callers get the error; without any, asyncio must not log it.
+            self.ready.exception()  # Waiting callers get the error. If there are none, asyncio must not log it.
 
     def held(self) -> Any:
         """Return the open resources, or raise EnvError if they have ended by themselves."""
@@ -96,7 +96,7 @@ def opens_resources(env: type[Env[Any]]) -> bool:
 
 
 def share_resources(env: Env[Any]) -> None:
-    """Set the open resources of its class on an instance, or raise EnvError if they have ended by themselves."""
+    """Set the env's `resources` to the open ones of its class; raise EnvError if they have ended by themselves."""
     found = _open.get(asyncio.get_running_loop(), {}).get(type(env))
     if found is not None:
         env.resources = found.held()

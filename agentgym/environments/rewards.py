@@ -124,14 +124,14 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
 
 
 ZERO = "it is 0.0: "
-"""Prefix of the reason for a reward that is 0.0 because of something that the policy wrote or left behind."""
+"""Start of the reason that is recorded if a reward is 0.0 because of something that the policy wrote or left behind."""
 
 
 def counted_content(error: BaseException, where: str, method: Callable[..., Any]) -> str:
     """Return the metric that counts this error if the policy's text or files caused it, or "" for any other error.
 
-    Such an error is recorded as a failed case and logged once: the rollout is scored, and the reward that `where` names
-    is 0.0.
+    An error that the policy caused is recorded as a failed case and logged once. The rollout is still scored: the
+    reward that `where` names is 0.0.
     """
     content = content_error(error)
     if content is None:

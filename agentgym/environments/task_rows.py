@@ -132,7 +132,7 @@ def is_data(tasks: Any) -> bool:
 COMPARED = 64
 """Number of tasks of a split that are compared with the other split, if tasks are made from an index."""
 SEARCHED = 10_000
-"""Maximum number of indices tried in the search for those that two ranges share."""
+"""Maximum number of indices that are tried in the search for indices that both splits have."""
 
 
 def compared(train: Any, test: Any) -> tuple[list[Any], list[Any]]:
@@ -170,7 +170,7 @@ def _looked_at(tasks: Any) -> int:
 
 
 def _in_both(one: range, other: range) -> list[int]:
-    """Return the first few numbers that are in both ranges."""
+    """Return the first numbers that are in both ranges: at most COMPARED, found among SEARCHED candidates."""
     if not (one and other):
         return []
     ends = [sorted((each[0], each[-1])) for each in (one, other)]

@@ -52,7 +52,7 @@ class OpenPool:
             if self.ready.done():
                 raise
             self.ready.set_exception(error)
-            self.ready.exception()  # Waiting callers get the error; without any, asyncio must not log it.
+            self.ready.exception()  # Waiting callers get the error. If there are none, asyncio must not log it.
 
     @property
     def resizable(self) -> Resizable | None:
