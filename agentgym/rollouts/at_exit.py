@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 class at_exit:
-    """Do the work when the block exits; if the block failed and the work fails, add a note about that to the error."""
+    """Do the work when the block exits.
+
+    If both the block and the work raise an AgentGymError, the work's error becomes a note of the block's error.
+    """
 
     __slots__ = ("_edge", "_work")
 
@@ -54,10 +57,10 @@ class leased:
 
 
 async def within_limit(where: str, seconds: float, work: Callable[[], Awaitable[T]]) -> T:
-    """Run an env's own code after the last turn.
+    """Run an env's own code after the last turn, such as `score` or `close`, for at most `seconds`.
 
     Raises:
-        EnvError: If the code fails, or takes longer than `limits.seconds`.
+        EnvError: If the code fails, or takes longer than `seconds`; the message names `limits.seconds`.
     """
     limit = TimeLimit(seconds)
 

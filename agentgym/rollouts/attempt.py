@@ -56,7 +56,7 @@ It is also the name of the metric that counts rewards whose sandbox was terminat
 
 
 class Ending(NamedTuple):
-    """The end of an attempt's turns."""
+    """How an attempt's turns ended."""
 
     stop_reason: str
     is_scored: bool = False
@@ -95,7 +95,7 @@ class Attempt:
         """A callback for each state, called before the next turn is sampled."""
         self.env: Env[Any] | None = None
         self.digest: str | None = None
-        """The digest of the sandbox, once there is one."""
+        """The digest of the sandbox, once one is leased."""
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
         self.role_rewards: dict[str, float] = {}
@@ -130,7 +130,7 @@ class Attempt:
             self._fail(error)
             if isinstance(error, ContextOverflow):
                 warn_of_short_context(self.cls, self.state.engine)
-        if running.cancelling() > self.cancellations:  # the env swallowed it, for example in `score`
+        if running.cancelling() > self.cancellations:  # the env swallowed the cancellation, for example in `score`
             raise asyncio.CancelledError
         if self.stop_reason == StopReason.CONTEXT:
             warn_of_short_context(self.cls, self.state.engine)
@@ -301,7 +301,7 @@ class Attempt:
         return None if ended is None else Ending(ended)
 
     def _credit(self, reward: float, rewards: dict[str, float]) -> None:
-        """Add a reward and its named parts."""
+        """Add `reward` to the rollout's reward, and each of `rewards` to its named rewards."""
         self.reward += reward
         if not math.isfinite(self.reward):
             raise EnvError(f"{self.name}: the reward must be finite, got {self.reward} from {rewards}")

@@ -25,7 +25,7 @@ from agentgym.types.messages import Message
 from agentgym.types.rollout import SegmentKind, StopReason
 
 SUMMARY_SHARE = 0.1
-"""Fraction of the context that is reserved for the next summary, unless the limit of a turn is smaller."""
+"""Fraction of the context that is reserved for the next summary; less if one turn may not sample that many ids."""
 
 
 _Sampled: TypeAlias = tuple[Completion, "array[int]", Message]
@@ -87,8 +87,9 @@ class Conversation:
     ) -> Message | StopReason:
         """Sample one turn into the open segment.
 
-        A turn counts from the moment it is requested, and a cancelled one doesn't count. The limits therefore apply
-        to all conversations of a rollout, including concurrent ones.
+        A turn counts as soon as it is requested. The conversations of a rollout therefore can't exceed the limits
+        together,
+        even if they are concurrent. A turn that is cancelled or fails doesn't count.
 
         Args:
             counts: Whether the turn counts toward the limits of turns.
@@ -189,7 +190,7 @@ class Conversation:
         return self.state.turns >= self.state.limits.turns or self.turns_left == 0
 
     async def answer(self, new: Sequence[Message]) -> StopReason | None:
-        """Continue after the last turn with its answer.
+        """Continue the conversation with the answer to its last turn; if a compaction or a slide is due, do it now.
 
         If the answer doesn't fit the context, it is truncated, and the next `query` returns the stop reason.
 
@@ -228,7 +229,7 @@ class Conversation:
         return self.state.budget(int(SUMMARY_SHARE * self.segment.context_tokens))
 
     def carried(self, new: Sequence[Message]) -> tuple[AnyChat, Sequence[int]]:
-        """Return the chat and ids for a fork that continues as if `new` had been the answer; change nothing here."""
+        """Return the chat and ids for a fork in which `new` is the answer; this conversation doesn't change."""
         chat = self.chat.branch()
         if self.reply is None:
             chat = open_chat(self.engine, chat.tools, [*chat.messages, *new])
@@ -264,11 +265,10 @@ class Conversation:
             segment.extend(prompt[match.shared :])
 
     async def _compact(self, policy: Compact, new: Sequence[Message]) -> StopReason | None:
-        """Let the model write a summary, then continue from the messages that the policy keeps.
+        """Let the model write a summary, then continue from the messages that `policy.keep` returns.
 
-        The summary is requested after `new`. If `new` doesn't fit, it is requested after the turn before `new`
-        instead; that turn and `new` then follow the kept messages. An answer too long for this segment thus goes into
-        the next one.
+        The summary is requested after the answer `new`. If the answer doesn't fit into this segment, the summary is
+        requested after the turn before it, and that turn and the answer follow the kept messages in the next segment.
         """
         assert self.reply is not None
         segment, asked = self.segment, len(self.segment.turns) - 1
@@ -295,7 +295,7 @@ class Conversation:
         return None
 
     def _slide(self, policy: Window, delta: Sequence[int] | None) -> None:
-        """Continue from the first prompt and the last turns, in this segment if it contains nothing else."""
+        """Continue from the first prompt and the last turns, in a new segment unless this one contains nothing else."""
         since = self.chat.messages[len(self.first) :]
         last = last_turns(since, policy.keep)
         if len(last) == len(since):
@@ -313,7 +313,7 @@ class Conversation:
 
     def _seed(self) -> int:
         """Return a seed for this turn only, so that its samples don't depend on any other turn or rollout."""
-        place = self.opened - 1  # the open segment's
+        place = self.opened - 1  # the number of the open segment
         return seed_for("turn", self.state.seed, self.state.rollout_id, self.name, place, len(self.segment.turns))
 
 

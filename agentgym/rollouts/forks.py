@@ -19,7 +19,7 @@ from agentgym.types.rollout import StopReason
 
 
 class ConversationForks:
-    """Opens the forks of an env, or of a forked copy of it, from the conversation that it belongs to."""
+    """Opens forks and sub-agents of an env, or of a forked copy of it, from the conversation of that env."""
 
     def __init__(self, conversation: Conversation, tools: Sequence[str] | None = None) -> None:
         self.conversation = conversation
@@ -99,7 +99,7 @@ class RunningAgent:
         return [*self.conversation.chat.messages, *unanswered]
 
     async def run(self) -> str:
-        """Run until the agent answers without a call or a tool stops it; return "" if a limit ended it first."""
+        """Run until the agent answers without a call, a tool stops it, or a limit ends it; see `ForkedAgent.run`."""
         while (message := await self.turn()) is not None:
             calls = message.get("tool_calls")
             if not calls:

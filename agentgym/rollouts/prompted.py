@@ -80,7 +80,7 @@ class _Made:
     new: Sequence[Message] | None = None
     """The messages after that turn; None if later turns were edited."""
     holds: bool = False
-    """Whether the prompt starts with the ids up to that turn, as they were sampled and encoded."""
+    """Whether the prompt starts with the segment's own ids up to that turn's end, instead of encoding them again."""
 
 
 class PromptedPolicy:
@@ -103,7 +103,7 @@ class PromptedPolicy:
         self._waiting: dict[str, list[Conversation]] = {}
         """Conversations whose turn was requested but not sampled."""
         self._openings: dict[str, int] = {}
-        """Indices of the segments that were opened without an earlier turn, by the key of their first messages."""
+        """Index of each segment that was opened without an earlier turn, by the key of its first request."""
         self._heads: dict[str, int] = {}
         """Index of the most recently used segment for each key of tools and system messages."""
         self._last: int | None = None
@@ -171,7 +171,7 @@ class PromptedPolicy:
         return replace(sampling, stop=stop) if request.stop else sampling
 
     async def _conversation(self, request: AgentRequest) -> tuple[str, Conversation]:
-        """Return the request's key and the conversation that it continues, with its prompt in place."""
+        """Return the request's key and the conversation that it continues, with the prompt in the open segment."""
         keys, head = await self._large.work(request.size, lambda: (beginnings(request), head_of(request)))
         key = keys[-1]
         made: _Made | None = None
@@ -312,7 +312,10 @@ class _refusing:
 
 
 def _shown(request: AgentRequest, chat: Chat, reply: Reply) -> Message:
-    """Return the message for the agent: with calls that it can read, otherwise with the text that the model wrote."""
+    """Return the message for the agent, which has the turn's calls if the agent offered tools and no call is malformed.
+
+    Otherwise, the message is the text that the model wrote.
+    """
     message = reply.message
     if "tool_calls" not in message or (request.tools and not is_malformed(message)):
         return message
@@ -324,7 +327,7 @@ def _cut(answer: AgentAnswer, stop: Sequence[str]) -> AgentAnswer:
     """Return the answer up to, and without, the stop text that ended it."""
     content = answer.message["content"]
     found = [(content.index(text), text) for text in stop if text in content]
-    if not found:  # It is in a part that the message represents differently, such as a call's arguments.
+    if not found:  # The stop text is in a part that the message represents differently, such as a call's arguments.
         return replace(answer, end="stop_text")
     at, text = min(found)
     message = answer.message | Message(role="assistant", content=content[:at])

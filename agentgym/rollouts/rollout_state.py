@@ -28,7 +28,7 @@ class RolloutState:
     limits: Limits
     context: Compact | Window | None
     fallback_models: Mapping[str, Engine] = field(default_factory=dict)
-    """The env's own engines, for the names of models that the run doesn't provide."""
+    """The env's own engines by model role, for the roles that `engines` doesn't contain."""
     segments: list[OpenSegment] = field(default_factory=list)
     turns: int = 0
     """Number of policy turns requested so far, without summaries."""

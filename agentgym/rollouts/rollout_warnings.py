@@ -22,7 +22,7 @@ _warned_of_cases: dict[str, set[str]] = {}
 
 
 def warn_of_cases_without_an_outcome(env: str, failed: Mapping[str, str]) -> None:
-    """Log one warning per env and kind of reason, such as ImportError, for cases that failed without a wrong value."""
+    """Log one warning per env and kind of reason, such as ImportError, for cases that failed without a wrong result."""
     kinds = _warned_of_cases.setdefault(env, set())
     for name, why in failed.items():
         kind = " ".join(re.findall(r"\w+", why)[:1])
@@ -38,8 +38,10 @@ def warn_of_cases_without_an_outcome(env: str, failed: Mapping[str, str]) -> Non
 _warned_of_contexts: "WeakKeyDictionary[ChatTokenizer | MessageEngine, set[tuple[type[Env[Any]], int]]]" = (
     WeakKeyDictionary()
 )
-"""The envs and context sizes already warned about, by the engine's tokenizer, which an engine shares with a gate around
-it, or by the engine itself if it takes messages and has no tokenizer.
+"""The envs and context sizes that were warned about, by engine.
+
+The key is the engine's tokenizer, because a gate around an engine has the same tokenizer. An engine that takes
+messages has no tokenizer, and is itself the key.
 """
 
 

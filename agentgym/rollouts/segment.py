@@ -59,7 +59,7 @@ class OpenSegment:
     """The clock of the event loop that runs the rollout."""
     speaker: Speaker = POLICY
     turns_before: int = 0
-    """Number of turns of the segment that a branch continues; they count for the context policy."""
+    """In a branch's first segment, the number of turns in the segment that it continues, for the context policy."""
     branch: int | None = None
     """Index of the segment's branch among the rollout's branches; None for the rollout itself."""
 
@@ -108,7 +108,7 @@ class OpenSegment:
         waited: float = 0.0,
         asked_at: float = 0.0,
     ) -> None:
-        """Append a sampled turn; its ids and log-probabilities are copied verbatim, and `ids` are the completion's."""
+        """Append a sampled turn; `ids` are those of `completion`, and are copied like its log-probabilities."""
         start, versions = len(self.token_ids), completion.versions
         self._put(ids)
         if self.turns and self.turns[-1].versions == versions:
@@ -192,7 +192,7 @@ class OpenSegment:
 
 
 def id_array(token_ids: Sequence[int]) -> "array[int]":
-    """Return the ids as an array with eight bytes each; in `bytes`, each byte is one id, as in any other sequence."""
+    """Return the ids as an array with eight bytes each; if they are given as `bytes`, each byte is one id."""
     # A list first, because an array would interpret bytes as its raw memory.
     return array("q", token_ids if type(token_ids) is list else [*token_ids])
 

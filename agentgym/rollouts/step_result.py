@@ -22,11 +22,11 @@ OWN_COUNTERS = frozenset(
         *("branches", "branches_failed", "branch_tokens", "branch_seconds"),
     )
 )
-"""The metrics that a rollout counts itself, in addition to its env's; a rollout without one has 0."""
+"""The metrics that a rollout counts itself, in addition to its env's; one that a rollout lacks counts as 0."""
 ENV_COUNTERS = frozenset(
     ("tool_calls", "tool_errors", "malformed_calls", "user_turns", "sandbox_killed", "sandbox_content", "model_limit")
 )
-"""The metrics that the env classes count; a rollout without one has 0."""
+"""The metrics that the env classes count; one that a rollout lacks counts as 0."""
 OWN_COUNTED = "usage/|model_[a-z_]+/"
 """A pattern for the beginnings of further metrics that a rollout counts itself."""
 _OWN = re.compile(OWN_COUNTED)

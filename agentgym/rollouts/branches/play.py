@@ -29,7 +29,7 @@ from agentgym.tools.tool_threads import Threads
 from agentgym.types.branching import BranchingConfig
 from agentgym.types.rollout import Rollout, RolloutBranch, Segment, StopReason
 
-CANCELLED = "its task was cancelled by the env's code"
+CANCELLED = "its asyncio task was cancelled by the env's code"
 """The failure of a branch that ended without a result."""
 
 
@@ -70,7 +70,7 @@ class Branches:
         assert self.root.env is not None
         if not self._chooser.chooses(conversation, self.root.env):
             return
-        if self.root.state.out_of(conversation.segment.room) is not None:  # The rollout ends here.
+        if self.root.state.out_of(conversation.segment.room) is not None:  # A limit ends the rollout here.
             return
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -166,7 +166,7 @@ class BranchAttempt(Attempt):
             self.env = env = await self._copied(origin, memo)
             env._sandbox = memo.get(id(origin._sandbox))
             env._models, env._forks, env._threads = self.state.models, None, Threads(env)
-            # A shallow copy by the env's own code would share them.
+            # The env's own `branch` may have made a shallow copy, which shares these objects.
             env.metrics, env.tool_failures = dict(env.metrics), Counter(env.tool_failures)
             env.role_rewards = dict(env.role_rewards)
             async with at_exit(EnvError, f"{self.name}.close", self._close):
