@@ -14,7 +14,7 @@ from pydantic.errors import PydanticUserError
 from agentgym.errors.tracebacks import describe
 
 KEPT = 8
-"""Maximum number of cached signatures per code object; a function redefined for each task may have varying types."""
+"""Maximum number of cached signatures per code object. A function that is redefined for each task may have several."""
 
 
 class UnknownType(ValueError):
@@ -186,7 +186,10 @@ def _is_value(default: Any) -> bool:
 
 
 def _are_one(first: Any, second: Any) -> bool:
-    """Return whether two types, or objects within them, are equal; each reading creates a new `Field(...)`."""
+    """Return whether two types, or objects within them, are equal.
+
+    Identity isn't enough, because each reading of an annotation creates a new `Field(...)`.
+    """
     if first is second:
         return True
     if type(first) is not type(second):

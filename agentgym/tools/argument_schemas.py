@@ -98,7 +98,7 @@ def _look_through(root: Mapping[str, Any], kind: Any) -> None:
     waiting = [(resource, REGISTRY.resolver_with_root(resource))]
     names: dict[int, str] = {}
     same_place: dict[int, list[int]] = {}
-    """For the `id` of each schema, the ids of the schemas that it applies to the value that it checks itself."""
+    """For the `id` of each schema, the ids of the subschemas that it applies to the whole value, not to a part."""
     keywords = set[str]()
     while waiting:
         resource, resolver = waiting.pop()

@@ -44,7 +44,7 @@ async def _in_place(piece: Coroutine[Any, Any, T], places: asyncio.Semaphore) ->
 
 
 class _Waited(Generic[T]):
-    """An asyncio task that survives the cancellation of its awaiter; all tasks are cancelled when the block ends."""
+    """Awaits an asyncio task, which keeps running if the wait is cancelled; the end of the block cancels all tasks."""
 
     def __init__(self, task: "asyncio.Task[T]") -> None:
         self.task = task

@@ -65,7 +65,9 @@ async def dispatch(
         The result, with the seconds that the call took.
 
     Raises:
-        AgentGymError: If the tool raised one other than ToolError. It is an EnvError if an attribute hides the tool.
+        AgentGymError: If the tool raised one. The model reads a ToolError or SandboxKilledError instead.
+        EnvError: If an attribute of the env hides the tool.
+        MachineError: If the tool failed because the machine ran out of something, such as memory.
     """
     loop = asyncio.get_running_loop()
     start = loop.time()

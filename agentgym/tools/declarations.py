@@ -167,7 +167,7 @@ def _function_in(static: Any) -> Any:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    """Return whether it is an `async def`, or a decorator's wrapper around one."""
+    """Return whether the function is an `async def`, or a decorator's wrapper around one."""
     return inspect.iscoroutinefunction(inspect.unwrap(function, stop=inspect.iscoroutinefunction))
 
 

@@ -33,7 +33,7 @@ def without_hard_patterns(schema: Mapping[str, Any]) -> Relaxed:
 
 
 class _Walk:
-    """One walk through a schema."""
+    """One walk through a schema, which removes hard patterns and records where they were."""
 
     def __init__(self) -> None:
         self.fields: list[str] = []

@@ -230,7 +230,7 @@ class _Session:
         return await asyncio.shield(self._opened)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
-        """Return the server's result.
+        """Call a tool of the server and return the server's result.
 
         Raises:
             ToolError: If the server rejects the call.
@@ -301,7 +301,7 @@ class _Session:
 
     def _refuse(self, error: EnvError) -> None:
         self._opened.set_exception(error)
-        self._opened.exception()  # Mark it as retrieved, or asyncio would log it: the opener may be gone.
+        self._opened.exception()  # Mark it as retrieved, or asyncio would log it if nobody waits.
 
 
 def _text_of(result: Any) -> str:
@@ -312,14 +312,14 @@ def _text_of(result: Any) -> str:
 
 
 def _shown(block: Any) -> str | Image:
-    """Return a block's image if models can be shown that type, otherwise its text."""
+    """Return the image in a content block of a result, or the block's text if models can't be shown that type."""
     held = block.resource if block.type == "resource" else block
     written = getattr(held, "blob", None) or getattr(held, "data", None)
     if not written or held.mime_type not in IMAGE_TYPES:
         return _block_text(block)
     try:
         return Image(base64.b64decode(written, validate=True), held.mime_type)
-    except ValueError as error:  # base64 raises one too.
+    except ValueError as error:  # base64 raises a ValueError, too.
         return f"[{held.mime_type}, not shown: {error}]"
 
 

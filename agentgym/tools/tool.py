@@ -126,7 +126,7 @@ class Tool:
         function: Any = getattr(owner, self.attribute)
         if not callable(function):
             where = f"tool {self.name!r} of {type(owner).__name__}"
-            raise EnvError(f"{where}: hidden by self.{self.attribute} = {function!r}")
+            raise EnvError(f"{where}: hidden by self.{self.attribute} = {function!r}; rename that attribute")
         found: Callable[..., Any] = function
         return found
 

@@ -36,7 +36,7 @@ class Interruptible(Protocol):
     """An object that can interrupt a C call in which one of its threads hangs."""
 
     def interrupt(self) -> None:
-        """Interrupt such a call, and return immediately."""
+        """Interrupt the C call in which a thread of this object hangs, and return immediately."""
         ...
 
 
@@ -172,7 +172,7 @@ class _Worker:
 
         Work that hasn't started is never started.
         """
-        with self._lock:  # Locked until it is raised, so that the thread can't move on to something else.
+        with self._lock:  # Locked until Interrupted is raised, so that the thread can't move on to something else.
             self._unwanted = True
             if not self._working or self.thread.ident is None:
                 return
