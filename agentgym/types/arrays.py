@@ -62,7 +62,8 @@ def _converted(name: str, value: ArrayLike, dtype: Any) -> NDArray[Any]:
 
 def require_ids(name: str, ids: Ints) -> None:
     """Raise ValueError that names the first invalid id, unless all ids are integers from 0 to 2^31 - 1."""
-    # One pass, at half the cost of minimum and maximum: a sign bit or high bit of any id is also set in the union.
+    # One pass, at half the cost of minimum and maximum: the union has each bit that any id has, including the sign
+    # bit.
     if np.bitwise_or.reduce(ids) >> ID_BITS:
         where = int(np.flatnonzero(ids >> ID_BITS)[0])
         raise ValueError(f"{name}: id {ids[where]} at position {where} is not in 0..{(1 << ID_BITS) - 1}")

@@ -67,7 +67,7 @@ class Completion:
 
 
 def _spans(versions: Any) -> tuple[Version, ...]:
-    """Return rows of a start and a version, such as a list of pairs, as Versions with starts that increase from 0."""
+    """Return pairs of a start and a version as Versions; raise ValueError unless the starts increase from 0."""
     try:
         spans = tuple([Version(*span) for span in versions])
     except TypeError:

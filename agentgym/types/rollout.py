@@ -85,7 +85,7 @@ def require_roles(rollouts: Iterable[str], rewards: Mapping[str, float], where: 
 
 
 class Turn(NamedTuple):
-    """One sampled span of a segment: the tokens from `start` to `stop`, sampled under these policy versions."""
+    """One sampled span of a segment: the tokens from `start` to `stop` - 1, sampled under these policy versions."""
 
     start: int
     stop: int
@@ -93,7 +93,7 @@ class Turn(NamedTuple):
     versions: tuple[Version, ...]
     message: Message
     env_messages: tuple[Message, ...] = ()
-    """The env's answer, even after the last turn, then the instruction to write a summary, if any.
+    """The env's answer, even after the last turn, followed by the instruction to write a summary, if there is one.
 
     An answer that was carried over is in the next segment instead.
     """

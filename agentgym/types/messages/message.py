@@ -58,7 +58,7 @@ def _read(value: Any, read_text: Callable[[Any], str]) -> Any:
 
 if TYPE_CHECKING:
     Content: TypeAlias = Any
-    """The type for type checkers, so that a model's message, which is text, needs no cast."""
+    """The type for type checkers: Any, so that code needs no cast to use a model's message, which is always text."""
 else:
     Content = Annotated[str, WrapValidator(_read), PlainSerializer(lambda content: content, return_type=Any)]
 
