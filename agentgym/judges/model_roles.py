@@ -1,4 +1,4 @@
-"""A rollout's model roles, which are models other than its policy: queries them, and counts calls, tokens and time."""
+"""A rollout's model roles, the models other than its policy: their queries, and counts of calls, tokens and time."""
 
 import asyncio
 import logging
@@ -193,7 +193,7 @@ class AskedModel(Model):
         return f"{name} {self.engine.version}" if name else ""
 
     def count(self, what: str, number: float = 1.0) -> None:
-        """Add to the rollout's metric `model_WHAT/NAME`."""
+        """Add `number` to the rollout's metric `model_WHAT/NAME`, where NAME is the name of this model role."""
         metric = f"model_{what}/{self.name}"
         self._metrics[metric] = self._metrics.get(metric, 0.0) + number
 

@@ -63,7 +63,7 @@ class UserEnv(ToolEnv[TaskT]):
     user_model: ClassVar[str] = "user"
     """Name of the model role that plays the user."""
     greeting: ClassVar[str] = "Hello! How can I help you?"
-    """The message to which the user's first message is a reply, as if the agent had sent it."""
+    """The greeting to which the user's first message replies, as if the agent had sent it; the agent doesn't see it."""
     user_max_tokens: ClassVar[int] = 512
     """Maximum number of tokens in one message of the user."""
     user_temperature: ClassVar[float] = 0.0
