@@ -216,7 +216,7 @@ def _read(folder: Path, phase: str) -> _Side:
             found: dict[str, dict[int, float | None]] = {}
             for row in store.summaries(phase=of_phase, step=step, order="written"):
                 of = found.setdefault(row.group_id, {})
-                of[_number(row.rollout_id, len(of))] = row.reward  # of two with the same number, the later one
+                of[_number(row.rollout_id, len(of))] = row.reward  # of two with the same number, the later one counts
             tasks = {name: task for name in found if (task := store.task(name)) is not None}
     except (FileNotFoundError, ValueError) as error:
         raise AgentGymError(f"run: {error}") from error

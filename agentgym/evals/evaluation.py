@@ -207,7 +207,7 @@ class Evaluation:
         return sum(r.reward is not None and r.reward >= least for r in group.scored)
 
     def _chances(self, estimate: Callable[[int, int, int], float], k: int, solved: float | None) -> list[float]:
-        """Return the estimate for each task that has at least `k` scored rollouts."""
+        """Return the estimate, such as pass@k, for each task that has at least `k` scored rollouts."""
         if not 1 <= k <= self.k:
             raise ValueError(f"k: must be from 1 to {self.k}, the number of rollouts per task, got {k}")
         counts = [(len(group.scored), self.solved_in(group, solved)) for group in self.groups]

@@ -15,7 +15,7 @@ from agentgym.store.run_settings import SETTINGS
 from agentgym.tools.tool_threads import in_own_thread
 
 Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]
-"""By model name ("" for the evaluated model) and part, digests of everything that the model's outputs depend on."""
+"""For each model ("" is the evaluated one), by name: digests of all parts that its outputs depend on, by part."""
 KEPT = "fingerprints"
 """The key of the fingerprints in an evaluation's settings."""
 PARTS = {
@@ -91,6 +91,6 @@ def _refuse_unknown(folder: Path, name: str, kept: Mapping[str, str], parts: Map
     if kept and parts and not kept.keys() & parts.keys():
         raise ValueError(
             f"{f'models[{name!r}]' if name else 'model'}: can't tell whether this is the model with which {folder} was "
-            f"started: its fingerprint has {', '.join(kept)}, this one {', '.join(parts)}; pass the model in the same "
-            "way, by name or as an engine, or use another folder"
+            f"started: the stored fingerprint has {', '.join(kept)}, this model's {', '.join(parts)}; pass the model "
+            "in the same way as then, by name or as an engine, or use another folder"
         )

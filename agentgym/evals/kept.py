@@ -117,7 +117,10 @@ class KeptRollouts:
         self._store.flush()
 
     def sign(self, group: Group) -> None:
-        """Write the signs of a task's rollouts after all were added, because signs result from comparing them."""
+        """Write the signs that rollouts of a task are suspicious; call it after all of the task's rollouts were added.
+
+        Signs result from comparing the rollouts with each other.
+        """
         self._store.sign(group, phase=PHASE, step=0)
 
     def finish(self, evaluation: Evaluation) -> None:

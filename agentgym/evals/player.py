@@ -21,13 +21,13 @@ class EvaluationPlayer:
     playing: Playing
     k: int
     judged: Set[str]
-    """The ids of the tasks whose rollouts have group rewards."""
+    """The ids of the tasks that have group rewards, which are computed once all rollouts of the task have ended."""
     kept: KeptRollouts | None
     told: Callable[[Rollout], None]
     ended: dict[str, Rollout]
     """Every finished rollout by its id."""
     kept_ids: set[str]
-    """The ids of the stored rollouts."""
+    """The ids of the rollouts that are stored in the folder."""
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
 
     async def play_all(self, left: Sequence[tuple[Task, int]], concurrency: int) -> None:

@@ -54,7 +54,7 @@ class Interval(NamedTuple):
 def interval_over_tasks(
     values: Sequence[float], weights: Sequence[float] | None = None, *, least: float = 0.0, most: float = 1.0
 ) -> Interval:
-    """Return the 95 % interval of the mean over all tasks, of which the evaluated ones are a sample.
+    """Return the 95 % interval of the mean over all possible tasks; the evaluated tasks are a sample of them.
 
     Args:
         values: One value per task.

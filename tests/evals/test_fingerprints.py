@@ -160,7 +160,8 @@ def test_models_without_comparable_fingerprints_are_refused(tmp_path: Path) -> N
     (tmp_path / "settings.json").write_text("{}")
     hold_models(tmp_path, {"": {"files": "a"}})
     with pytest.raises(
-        ValueError, match=r"^model: can't tell whether this is the model .* fingerprint has files, this one weights;"
+        ValueError,
+        match=r"^model: can't tell whether this is the model .* fingerprint has files, this model's weights;",
     ):
         hold_models(tmp_path, {"": {"weights": "a"}})
 
