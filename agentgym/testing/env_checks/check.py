@@ -45,7 +45,7 @@ class Settings:
     cls: type[Env[Any]]
     task: Task
     oracle: Sequence[Reply] | ReplyPolicy | None
-    """None runs only the parts that need no solution."""
+    """The replies that solve the task; None runs only the parts that need no solution."""
     noop: Sequence[Reply] | ReplyPolicy
     sandboxes: SandboxPool | None = None
     threshold: float

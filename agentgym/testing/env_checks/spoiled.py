@@ -202,7 +202,10 @@ class SpoiledSandbox:
         return []
 
     async def archive(self, path: str = ".", target: str | Path | None = None, **settings: Any) -> bytes:
-        """Raise WrongContent; an archive is as hostile as the files of `get`, and reading it is the caller's job."""
+        """Return the real archive, or raise WrongContent once the sandbox is spoiled.
+
+        A hostile archive isn't tried: its files would be those of `get`, and reading an archive is the caller's job.
+        """
         self.is_asked = True
         if self.content is None:
             return await self.real.archive(path, target, **settings)

@@ -17,7 +17,7 @@ from agentgym.testing.env_checks.findings import Finding
 from agentgym.tools.tool import class_tools
 
 LOOKS = 4
-"""Number of samples of a blocked event loop that must find a method before the method is reported."""
+"""Number of samples, taken while the event loop is blocked, in which a method must run to be reported."""
 
 
 @dataclass(slots=True)
