@@ -84,7 +84,7 @@ class EpisodePlayer:
         return result._replace(reward=sum(rewards.values()) if rewards else float(result.reward))
 
     async def stop(self, reason: str) -> StepResult:
-        """End the episode as a limit of that name would; the scores are the reward."""
+        """End the episode as the limit with that name would; the reward is that of the env's scores."""
         env = self.env
         assert env is not None
         return await self._ended(env, StepResult([], 0.0, False, True, {"stop_reason": reason}), {})

@@ -1,4 +1,4 @@
-"""A thread with an event loop, for callers without a loop, or without a task that lives long enough."""
+"""A thread with an event loop, for callers that have no loop, or no asyncio task that lives long enough."""
 
 import asyncio
 import concurrent.futures

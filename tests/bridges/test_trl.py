@@ -168,7 +168,7 @@ def test_messages_of_the_env_after_the_prompt_are_passed_to_trl() -> None:
         beyond = make().reset(task=task.model_dump_json(), prompt=prompt)  # type: ignore[arg-type]
         assert beyond is not None
         assert beyond.startswith("\n\n")
-        with pytest.raises(ValueError, match=r"Nim\.reset: its first messages must start with the row's"):
+        with pytest.raises(ValueError, match=r"Nim\.reset: its first messages must start with those of the row's"):
             make().reset(task=task.model_dump_json(), prompt=[ag.Message(role="user", content="Play.")])
 
 

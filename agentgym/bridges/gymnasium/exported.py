@@ -57,8 +57,8 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
 
     With a mixture, each episode belongs to the member of its task, under that member's limits.
 
-    The whole env runs in one task of a private event loop, so several instances never share a sandbox. Errors of the
-    env and its sandbox reach the caller unchanged.
+    The whole env runs in one asyncio task of a private event loop, so several instances never share a sandbox. Errors
+    of the env and its sandbox reach the caller unchanged.
 
     Args:
         env: The env, as a class or a name.

@@ -54,13 +54,16 @@ class TRLEnvironment:
         """
         made: Task = task_type(self.env).model_validate_json(task, by_alias=True, by_name=True)
         self._earned, self._over = None, True  # If the reset fails, there is no episode to continue.
-        # TRL doesn't identify groups, but a row's rollouts in one step come after equally many episodes.
+        # TRL doesn't identify groups. But all envs that get a row in the same step have had equally many episodes.
         seed = seed_for("episode", self._seed, made.id, self._episodes, bits=31)
         self._episodes += 1
         messages, info = self._thread.run(lambda: self._player.reset(made, seed=seed, options=None))
         self._earned, self._over = 0.0, False
         if len(info["tools"]) != len(class_tools(self.env)):
-            raise ValueError(f"{self.env.__name__}: TRL uses the tools of a class, not those of an instance")
+            raise ValueError(
+                f"{self.env.__name__}: TRL uses the tools of a class, not those of an instance; declare each with "
+                "@ag.tool"
+            )
         return _beyond(messages, prompt, self.env.__name__)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
@@ -189,12 +192,14 @@ def _text(message: Message, where: str) -> str:
 
 
 def _beyond(messages: Sequence[Message], prompt: Sequence[Message], name: str) -> str | None:
-    """Return the text that the env's first messages add to the row's prompt, where TRL appends it, or None.
+    """Return the text by which the env's first messages go on after the row's prompt, for TRL to append, or None.
 
     Raises:
-        ValueError: If the first messages don't start with the row's.
+        ValueError: If the first messages don't start with those of the row's prompt.
     """
     said, given = ([(message["role"], message["content"]) for message in some] for some in (messages, prompt))
     if said[:-1] != given[:-1] or said[-1][0] != given[-1][0] or not said[-1][1].startswith(given[-1][1]):
-        raise ValueError(f"{name}.reset: its first messages must start with the row's, which TRL has already used")
+        raise ValueError(
+            f"{name}.reset: its first messages must start with those of the row's prompt, which TRL has already used"
+        )
     return said[-1][1].removeprefix(given[-1][1]) or None

@@ -14,7 +14,7 @@ from agentgym.errors.tracebacks import describe
 _environments: dict[type, Any] = {}
 """The environments that are loaded and not torn down, by the class that runs them."""
 _raised: ContextVar[list[str]] = ContextVar("raised")
-"""Errors raised by the reward functions of the rollout being scored in this context."""
+"""The errors that reward functions raised for the rollout that is being scored in this context."""
 
 
 def loaded(cls: type, load: Callable[[], Any]) -> Any:

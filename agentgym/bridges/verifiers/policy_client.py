@@ -15,7 +15,7 @@ _HEADERS = {"authorization": f"Bearer {KEY}"}
 
 @cache
 def client_class() -> Any:
-    """Return a verifiers client class over an AgentApi; it is created here because it needs the verifiers import."""
+    """Return a verifiers client class that queries an AgentApi, created here because it needs the verifiers import."""
     with needs_extra():
         import verifiers
         from openai.types.chat import ChatCompletion
