@@ -60,14 +60,14 @@ class Env(Generic[TaskT]):
     fallback_models: ClassVar[Mapping[str, Any]] = {}
     """Engines by model role, such as a `Scripted` judge, each used if the run names no model for the role."""
     root_engine: str | None = None
-    """The model role that plays instead of the policy and is not trained; None for the policy. `reset` may set it."""
+    """The model role that samples the first conversation, without training; None for the policy. `reset` may set it."""
     root_trained: bool = True
     """Whether to train the turns of the first conversation, and of forks by default; `reset` may set it."""
 
     version: ClassVar[str | None] = None
     """The env's own version, such as "1.2", recorded with its results; None uses the version of its package."""
     data_files: ClassVar[tuple[str, ...]] = ()
-    """Names of files and folders next to the class's file from which its tasks are made; part of its content hash."""
+    """Names of files and folders next to the class's file from which its tasks are made; its content hash covers these."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -201,9 +201,10 @@ class Env(Generic[TaskT]):
     async def group_reward(
         cls, task: TaskT, rollouts: Sequence[Rollout], model: Callable[[str], Model]
     ) -> Sequence[float]:
-        """Return one number per scored rollout of a task, to add to its reward, once all the rollouts have ended.
+        """Return a number to add to each scored rollout's reward; called once all rollouts of a task have ended.
 
-        It is meant for judges that compare rollouts. It may take up to `limits.seconds`, not counting the time of model
+        It is meant for judges that compare rollouts. It may take up to `limits.seconds`, not counting the time of
+        model
         calls. If it raises, the whole group has no rewards. It isn't called for a single `ag.rollout`, which has no
         group.
 

@@ -11,11 +11,12 @@ EnvT = TypeVar("EnvT")
 
 
 def copied(env: EnvT, memo: dict[int, Any]) -> EnvT:
-    """Return a copy of an env that shares only immutable values with it, and replaces the objects in `memo`.
+    """Return a copy of an env that shares only immutable values with the env; objects in `memo` are replaced.
 
     Args:
         env: The env to copy.
-        memo: A memo for `copy.deepcopy`: it maps the `id` of an object to the object's replacement in the copy, such as
+        memo: A memo for `copy.deepcopy`: it maps the `id` of an object to the object's replacement in the copy, such
+            as
             the sandbox to its branch.
 
     Raises:

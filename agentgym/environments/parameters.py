@@ -39,7 +39,7 @@ class Parameter(Generic[T]):
         return self.value
 
     def check(self, value: Any, name: str) -> T:
-        """Return the value, or raise ValueError, starting with `name`, if it isn't of the parameter's type.
+        """Return the value; raise ValueError, with a message that begins with `name`, if its type is wrong.
 
         Args:
             value: The value to validate.
@@ -55,7 +55,7 @@ class Parameter(Generic[T]):
         return self._adapter.json_schema()
 
     def read(self, text: str, name: str) -> T:
-        """Parse a command-line text, or raise ValueError, starting with `name`, if it is invalid.
+        """Parse a command-line text; raise ValueError, with a message that begins with `name`, if it is invalid.
 
         Args:
             text: The text from the command line.

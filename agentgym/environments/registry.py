@@ -153,7 +153,10 @@ def _installed(name: str) -> type[Env[Any]]:
 
 
 def _in_gallery(name: str, file: Path) -> type[Env[Any]]:
-    """Import an env of the gallery from the folder above `envs`, under the name that the gallery's other envs use."""
+    """Import an env of the gallery as `envs.FOLDER.env`, the module name by which the gallery's other envs import it.
+
+    For this, the folder above `envs` is appended to the import path.
+    """
     top, module = str(file.parents[2]), f"envs.{file.parent.name}.env"
     if top not in sys.path:
         sys.path.append(top)

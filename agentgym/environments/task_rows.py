@@ -91,7 +91,7 @@ def as_tasks(env: type, tasks: Any, named: str = "tasks") -> Any:
 
 
 def _has_rows(tasks: Any) -> bool:
-    """Return whether a list contains anything but tasks, or whether another sequence's first item isn't a task."""
+    """Return whether a list contains anything except tasks, or whether the first item of another sequence is a dict."""
     if not len(tasks):
         return False
     if isinstance(tasks, list | tuple):
