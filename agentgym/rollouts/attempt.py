@@ -64,7 +64,7 @@ class Ending(NamedTuple):
 
 
 class Attempt:
-    """A running attempt and its result."""
+    """One attempt of a rollout, from its start to its result; each retry is a new one."""
 
     def __init__(
         self,

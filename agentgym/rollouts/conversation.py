@@ -142,7 +142,7 @@ class Conversation:
             self.turns_left -= turns
 
     async def _generate(self, chat: Chat, budget: int, sampling: Sampling | None) -> _Sampled:
-        """Request a turn by sending the engine token ids."""
+        """Request a turn from an engine that takes token ids."""
         state, segment, used = self.state, self.segment, 0
         try:
             completion = await self.engine.generate(
@@ -162,7 +162,7 @@ class Conversation:
         return completion, ids, chat.parse(ids, stopped=completion.finish_reason == "stop")
 
     async def _reply(self, chat: MessageChat, budget: int) -> _Sampled:
-        """Request a turn by sending the engine messages; the segment then has as many ids as the engine counted."""
+        """Request a turn from an engine that takes messages; the segment then has as many ids as the engine counted."""
         state, segment, used = self.state, self.segment, 0
         assert isinstance(self.engine, MessageEngine)
         try:
@@ -332,7 +332,10 @@ def open_root(state: RolloutState, env: Env[Any], first: Sequence[Message]) -> C
         limit = conversation.segment.context_tokens
         engines = conversation.engine.context_tokens < state.limits.context_tokens
         setting = "the engine's context_tokens" if engines else "limits.context_tokens"
-        raise ContextOverflow(f"{state.name}: the first prompt fills the {limit} tokens of {setting}")
+        raise ContextOverflow(
+            f"{state.name}: the first prompt fills the {limit} tokens of {setting}; shorten the prompt, or raise this "
+            "setting"
+        )
     return conversation
 
 

@@ -136,7 +136,7 @@ class RunningAgent:
     def reply(self, messages: Sequence[Message]) -> None:
         """Answer the agent's last turn; the next `turn` uses the answer."""
         if self.conversation.reply is None:
-            raise EnvError("reply: the forked agent has no unanswered turn")
+            raise EnvError("reply: the forked agent has no unanswered turn; call turn() first")
         read = read_messages(messages, f"{self.conversation.state.name}: reply")
         self._answer = [*(self._answer or ()), *read]
         self.conversation.segment.answer(read)

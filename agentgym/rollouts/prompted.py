@@ -84,10 +84,10 @@ class _Made:
 
 
 class PromptedPolicy:
-    """One rollout's policy for requests with whole conversations; each sampled id is trained in one segment.
+    """Answers an agent's requests, each with a whole conversation, by sampling from the policy of one rollout.
 
-    Requests may be concurrent. A request that is cancelled or reaches a limit leaves its conversation in a state in
-    which the same request can continue.
+    Each sampled id is trained in one segment. Requests may be concurrent. A request that is cancelled or reaches a
+    limit leaves its conversation in a state in which the same request can continue.
     """
 
     def __init__(self, state: RolloutState) -> None:

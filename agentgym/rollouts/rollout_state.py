@@ -79,7 +79,7 @@ class RolloutState:
         return budget
 
     def give_back(self, budget: int, used: int) -> None:
-        """End a turn that could have sampled `budget` ids and sampled `used` of them."""
+        """End the reservation of `budget` ids for a turn that sampled `used` of them."""
         self.tokens += used
         if self.limits.tokens is None:  # Nothing was reserved.
             return
