@@ -164,7 +164,7 @@ def declared(owner: type) -> Iterator[tuple[str, str, _Mark]]:
         name = mark.name or attribute
         where = f"tool {name!r} of {owner.__name__}"
         if name in names:
-            raise ValueError(f"{where}: two methods have this name, {names[name]!r} and {attribute!r}")
+            raise ValueError(f"{where}: two methods have this name, {names[name]!r} and {attribute!r}; rename one")
         names[name] = attribute
         check_tool(getattr(owner, attribute), where)
         yield attribute, name, mark
