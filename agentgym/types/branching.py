@@ -14,7 +14,7 @@ class BranchingConfig:
     per_state: Positive = 2
     """Number of branches from each selected state."""
     every: Positive = 1
-    """Select every k-th of the states that `after` names."""
+    """Select every n-th of the states that `after` names, where n is this number; 1 selects all of them."""
     after: BranchAfter = "turn"
     """turn: the states after turns of the rollout's main conversation. tool_error: the states after a failed call.
     unlikely_turn: the states after a turn whose tokens were less likely, on average, than those of the turns before

@@ -100,7 +100,7 @@ class Turn(NamedTuple):
     seconds: float = 0.0
     """Seconds from the request to the engine until its response."""
     waited: float = 0.0
-    """Part of `seconds` spent waiting before the engine: at the closed gate, or for a free slot at an endpoint."""
+    """Part of `seconds` before the engine got the request: at the closed gate, or for a free slot at an endpoint."""
     asked_at: float | None = None
     """Time of the request to the engine, in seconds since the rollout started; None if unknown."""
     env_seconds: float = 0.0
@@ -337,7 +337,9 @@ class Group:
     task: Task | None = None
     """The task that the rollouts attempt; None if the group was created without it."""
     place: tuple[str, int] | None = None
-    """The name of a schedule's task order, and the position in it, which is trained once; None outside a schedule."""
+    """The name of a schedule's task order and the group's position in it, which is trained once; None for no
+    schedule.
+    """
 
     def __post_init__(self) -> None:
         strangers = [r.rollout_id for r in self.rollouts if r.group_id != self.group_id]
