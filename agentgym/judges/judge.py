@@ -72,7 +72,9 @@ class AnswerCache:
                 connection.execute(TABLE)
                 return connection.execute(sql, values).fetchall()
         except (sqlite3.Error, OSError) as error:
-            raise ValueError(f"cache: {self.path} cannot be used ({error}); use another file, or remove it") from error
+            raise ValueError(
+                f"cache: {self.path} cannot be used ({error}); use another file, or remove this one"
+            ) from error
 
 
 @cache
