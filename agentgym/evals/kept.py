@@ -137,7 +137,9 @@ class KeptRollouts:
         return self._given if self._gone else self._store.lost
 
     def _follow(self) -> bool:
-        """Follow the folder to its current path, or to a new one if it was removed or another process has taken it.
+        """Continue at the folder's current path if it was moved, or in a new folder if it was removed or taken.
+
+        A folder is taken if another process uses it.
 
         Returns:
             Whether there is a folder. If it can't be created, this is reported, and the next call tries again.

@@ -154,7 +154,7 @@ async def _write(
     with RolloutStore(run, one_read=True) as store:
         batches = sorted({(row.phase, row.step) for row in store.summaries(phase=phase, step=step, order="written")})
         if not batches:
-            raise ValueError("run: there are no rollouts of this phase and step")
+            raise ValueError("run: there are no rollouts of this phase and step; choose another phase or step")
         seed = begun_seed(run)
         async with open_resources(env) as resources:
             scorer = _Scorer(env, models, resources, asyncio.Semaphore(concurrency))
