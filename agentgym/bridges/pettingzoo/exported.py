@@ -127,4 +127,7 @@ def _check(cls: type[Game]) -> None:
         raise ValueError(f"game: {cls.__name__} is not an ag.Game")
     for name in ("sandbox_spec", "sandbox_for", "open_resources", "setup", "close"):
         if getattr_static(cls, name) is not getattr_static(Game, name):
-            raise ValueError(f"{cls.__name__}.{name}: an exported game can have only its five functions; remove it")
+            raise ValueError(
+                f"{cls.__name__}.{name}: an exported game can have only its five functions (start, play, observe, "
+                "to_move and returns); remove it"
+            )

@@ -22,7 +22,7 @@ from agentgym.types.task import Task
 
 
 class TRLEnvironment:
-    """A slot for an env's episodes, as TRL's `environment_factory` creates it; its public methods are the tools.
+    """Runs an env's episodes, one after another, for TRL's `environment_factory`; its public methods are the tools.
 
     TRL calls `reset` with a row of the data set before each rollout, and then the tools. If the env raises, the model
     reads the error, and the rollout has no reward.

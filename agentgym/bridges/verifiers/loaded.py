@@ -28,7 +28,8 @@ def loaded(cls: type, load: Callable[[], Any]) -> Any:
             environment = load()
         if environment.requires_group_rollouts:
             raise EnvError(
-                f"{cls.__name__}: its rubric compares the rollouts of a task, but here each is scored separately"
+                f"{cls.__name__}: its rubric compares the rollouts of a task, but here each is scored separately; "
+                "use another environment"
             )
         for rubric in _rubrics(environment.rubric):
             rubric.funcs = [_noting(function) for function in rubric.funcs]
