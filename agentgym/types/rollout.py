@@ -337,8 +337,9 @@ class Group:
     task: Task | None = None
     """The task that the rollouts attempt; None if the group was created without it."""
     place: tuple[str, int] | None = None
-    """The name of a schedule's task order and the group's position in it, which is trained once; None for no
-    schedule.
+    """The name of a schedule's task order, and the group's position in it; None outside of a schedule.
+
+    Each position is trained only once.
     """
 
     def __post_init__(self) -> None:
