@@ -67,7 +67,7 @@ class Env(Generic[TaskT]):
     version: ClassVar[str | None] = None
     """The env's own version, such as "1.2", recorded with its results; None uses the version of its package."""
     data_files: ClassVar[tuple[str, ...]] = ()
-    """Names of files and folders next to the class's file from which its tasks are made. Its content hash covers them."""
+    """Names of files and folders next to the class's file that its tasks are made from; part of its content hash."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
