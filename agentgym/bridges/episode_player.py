@@ -19,7 +19,7 @@ from agentgym.types.task import StepResult, Task
 
 
 class EpisodePlayer:
-    """Runs one episode after another; a new episode closes the last one's env and returns its sandbox."""
+    """Runs one episode after another; a new episode closes the env of the one before and returns its sandbox."""
 
     def __init__(self, cls: type[Env[Any]], spec: SandboxSpec | None, sandboxes: SandboxPool | None) -> None:
         self.cls, self.sandbox_spec, self.sandboxes = cls, spec, sandboxes

@@ -23,7 +23,7 @@ from agentgym.types.task import Task
 ACT = "act"
 """Name of the tool that takes a step, for environments that have no tools."""
 _OURS = ("VALIDATION_ERROR", "EXECUTION_ERROR")
-"""Error codes of the server that the model's action may cause."""
+"""Error codes of the server for errors that the model's action may cause."""
 
 
 class OpenEnvTask(Task):

@@ -77,7 +77,7 @@ class _Home:
     module: str
     path: Path
     root: Path
-    """The folder that contains its package."""
+    """The folder that contains the module's package."""
 
 
 def _home(module: str) -> _Home | None:

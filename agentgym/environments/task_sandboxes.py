@@ -38,7 +38,7 @@ class OpenPool:
 
     @property
     def idle(self) -> int:
-        """Maximum number of the pool's idle sandboxes."""
+        """Maximum number of the pool's idle sandboxes: those that it may have, without the leased ones."""
         return self.held - self.leased
 
     async def _run(self) -> None:

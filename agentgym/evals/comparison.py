@@ -19,7 +19,7 @@ from agentgym.types.task import Task
 BEFORE, AFTER = "before", "after"
 """The names of a run's evaluations before and after training."""
 _EVALUATIONS = "SELECT DISTINCT phase, step FROM rollouts WHERE phase GLOB 'eval*' ORDER BY step, phase = 'eval_after'"
-"""Phase and step of each evaluation in a store. If two have the same step, the one after training comes last."""
+"""SQL for the phase and step of each evaluation. If two have the same step, the one after training comes last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,11 +122,11 @@ class ModelRoles:
             model.calls = calls.get(name, 0)
 
     def sessions(self) -> list[tuple[Engine, str]]:
-        """Return every opened session with its engine."""
+        """Return every session that the models opened, with its engine."""
         return [(model.engine, session) for model in self._models.values() for session in model.sessions]
 
     async def release(self) -> None:
-        """Release every session, even if releasing one of them fails."""
+        """Release every session that the models opened, even if releasing one of them fails."""
         await release_each(self.sessions())
 
 

@@ -110,7 +110,9 @@ class Attempt:
         self.closed = False
         self.running: asyncio.Task[Any] | None = None
         self.cancellations = 0
-        """Number of cancellations that the running asyncio task had when the attempt started."""
+        """Number of cancellations of the running asyncio task when the attempt started; a later one cancels the
+        attempt.
+        """
 
     async def run(self, sandboxes: SandboxPool | None) -> None:
         """Run the whole attempt, from leasing its sandbox to returning it; a failure is stored, not raised."""

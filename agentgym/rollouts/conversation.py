@@ -87,9 +87,8 @@ class Conversation:
     ) -> Message | StopReason:
         """Sample one turn into the open segment.
 
-        A turn counts as soon as it is requested. The conversations of a rollout therefore can't exceed the limits
-        together,
-        even if they are concurrent. A turn that is cancelled or fails doesn't count.
+        A turn counts as soon as it is requested. Therefore, the conversations of a rollout can't exceed the limits
+        together, even if they are concurrent. A turn that is cancelled or fails doesn't count.
 
         Args:
             counts: Whether the turn counts toward the limits of turns.

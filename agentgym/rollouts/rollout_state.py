@@ -37,7 +37,7 @@ class RolloutState:
     tokens: int = 0
     """Number of ids sampled so far."""
     asked: int = 0
-    """Number of ids of `limits.tokens` that turns in progress may still sample."""
+    """Number of the ids allowed by `limits.tokens` that are reserved for turns in progress."""
     began: float = 0.0
     """The rollout's start time by the clock of its event loop; 0 before the start."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -102,11 +102,11 @@ class RolloutState:
         self.metrics[what] = self.metrics.get(what, 0.0) + 1
 
     async def release(self, sessions: str) -> None:
-        """Release every session whose name starts with `sessions`, even if releasing one of them fails."""
+        """Release every engine session whose name starts with `sessions`, even if releasing one of them fails."""
         await release_each(self._sessions(sessions))
 
     async def release_all(self) -> None:
-        """Release every session of the rollout, including those of other models that the env queried."""
+        """Release every engine session of the rollout, including those of other models that the env queried."""
         await release_each([*self._sessions(f"{self.rollout_id}/"), *self.models.sessions()])
 
     def _sessions(self, begin: str) -> list[tuple[Engine, str]]:

@@ -108,7 +108,7 @@ class OpenSegment:
         waited: float = 0.0,
         asked_at: float = 0.0,
     ) -> None:
-        """Append a sampled turn; `ids` are those of `completion`, and are copied like its log-probabilities."""
+        """Append a sampled turn, with a copy of its log-probabilities; `ids` are the token ids of `completion`."""
         start, versions = len(self.token_ids), completion.versions
         self._put(ids)
         if self.turns and self.turns[-1].versions == versions:

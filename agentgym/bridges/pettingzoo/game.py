@@ -117,7 +117,7 @@ class PettingZooGame(Game):
         return all(self._is_dead(agent) for agent in self.aec.agents)
 
     def _pass_the_dead(self) -> None:
-        """Step for agents who are out of a game that continues, as PettingZoo requires."""
+        """Make the empty moves that PettingZoo requires of agents who are out of a game that continues."""
         while not self._is_over() and self._is_dead(agent := self.aec.agent_selection):
             self._last_seen[agent] = self._described(agent)
             self.aec.step(None)

@@ -82,7 +82,9 @@ class ObservedRollout:
             running.cancel()
 
     def went_on(self, where: str) -> None:
-        """Record that the code returned; if the check had cancelled it here, it swallowed the cancellation."""
+        """Record that the code returned; if the check had cancelled the rollout here, the code swallowed the
+        cancellation.
+        """
         if self.cancelled.is_set():
             self.swallowed_by = where
             raise asyncio.CancelledError
@@ -135,7 +137,7 @@ class Watching(Protocol):
 
 
 def observed_class(cls: type[Env[Any]], stage: Watching) -> type[Env[Any]]:
-    """Return a subclass with the same name that reports all its actions to the stage."""
+    """Return a subclass with the same name that reports all its actions to `stage`."""
 
     async def reset(self: Any, *, seed: int | None = None, options: Any = None) -> Any:
         play, where = stage.play, "reset() or setup()"

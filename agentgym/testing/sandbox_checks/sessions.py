@@ -23,7 +23,7 @@ def answer():
 threading.Thread(target=answer, daemon=True).start()
 listener.getsockname()[1]
 """
-"""A server in the sandbox, which can start only if there is a loopback interface."""
+"""Python code that starts a server in the sandbox and returns its port; it fails if there is no loopback interface."""
 
 
 async def digest(sandbox: Sandbox) -> None:

@@ -68,7 +68,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def role_of(given: Any) -> Any:
-    """Return the given role.
+    """Return the role unchanged if it is valid.
 
     Raises:
         ValueError: If it isn't in `ROLES`; for "developer", the message suggests "system".
