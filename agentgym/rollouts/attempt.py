@@ -110,9 +110,7 @@ class Attempt:
         self.closed = False
         self.running: asyncio.Task[Any] | None = None
         self.cancellations = 0
-        """Number of cancellations of the running asyncio task when the attempt started; a later one cancels the
-        attempt.
-        """
+        """Number of cancellations of the running asyncio task before the attempt; a later one cancels the attempt."""
 
     async def run(self, sandboxes: SandboxPool | None) -> None:
         """Run the whole attempt, from leasing its sandbox to returning it; a failure is stored, not raised."""

@@ -53,7 +53,7 @@ class _Sampled:
     number: int
     """Index of the turn in its segment."""
     stop: int
-    """Index in the segment after the last id that the turn sampled, even if the turn is shortened later."""
+    """Index of the id after the turn's last sampled id, as it was before the turn was shortened, if it was."""
 
     @property
     def is_last(self) -> bool:
@@ -105,7 +105,7 @@ class PromptedPolicy:
         self._openings: dict[str, int] = {}
         """Index of each segment that was opened without an earlier turn, by the key of its first request."""
         self._heads: dict[str, int] = {}
-        """Index of the most recently used segment for each key of tools and system messages."""
+        """Index of the most recently used segment, by the key of a request's tools and system messages."""
         self._last: int | None = None
         """Index of the most recently used segment."""
         self._large = LargeRequests()

@@ -39,7 +39,7 @@ class Turn:
 
 @dataclass(slots=True)
 class ObservedRollout:
-    """One observed rollout."""
+    """What the check changes in one rollout, and what it observes of it."""
 
     cancel_in: int | None = None
     """The turn, or RESET or SCORE, at whose first wait the rollout is cancelled; None to let it run."""
@@ -82,9 +82,7 @@ class ObservedRollout:
             running.cancel()
 
     def went_on(self, where: str) -> None:
-        """Record that the code returned; if the check had cancelled the rollout here, the code swallowed the
-        cancellation.
-        """
+        """Record that the code returned; it swallowed the cancellation if the check had cancelled the rollout here."""
         if self.cancelled.is_set():
             self.swallowed_by = where
             raise asyncio.CancelledError
