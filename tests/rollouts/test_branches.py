@@ -361,11 +361,11 @@ class Holds(Letters):
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda env: lambda: env.letters, "refers to this instance in its closure"),
-        (lambda env: [env.score, lambda: env], "refers to this instance in its closure"),
+        (lambda env: lambda: env.letters, "refers to this env in its closure"),
+        (lambda env: [env.score, lambda: env], "refers to this env in its closure"),
         (lambda env: (i for i in range(3)), "cannot pickle 'generator' object"),
-        (lambda env: asyncio.Lock(), "a Lock is open"),
-        (lambda env: {"file": Path(__file__).open()}, "a TextIOWrapper is open"),  # noqa: SIM115
+        (lambda env: asyncio.Lock(), "a Lock may be open"),
+        (lambda env: {"file": Path(__file__).open()}, "a TextIOWrapper may be open"),  # noqa: SIM115
     ],
 )
 async def test_an_env_that_cannot_be_copied_is_refused_by_name_with_advice(made: Any, why: str) -> None:
