@@ -29,7 +29,7 @@ from agentgym.types.transcript import printable
 _NAME = re.compile(r"step-(\d+)")
 _LEFT = re.compile(r"\.(step-\d+)-")
 STATE, _MANIFEST = "state.pt", "manifest.json"
-"""A checkpoint's state file, and the file that lists its files."""
+"""A checkpoint's state file, and the file that lists all of its files with their sizes and checksums."""
 _AT_ONCE = 1 << 24
 
 Sums: TypeAlias = dict[str, tuple[int, str]]
@@ -57,8 +57,8 @@ def write_checkpoint(
 ) -> None:
     """Write a checkpoint, which is on disk when this function returns.
 
-    If the process dies while writing, no other checkpoint is harmed. Checkpoints of later steps are removed: they
-    exist if the run was cut back to an earlier step, and don't belong to it any more.
+    If the process dies while writing, no other checkpoint is harmed. Checkpoints of later steps are removed. They
+    exist only if the run was cut back to an earlier step, which made them invalid.
 
     Args:
         folder: Folder of the checkpoints; created if its parent exists.

@@ -85,8 +85,9 @@ class TrainConfig:
     extra forward pass and, with method full, the memory of a second, frozen copy of the model.
     """
     kl_estimator: Divergence = "k3"
-    """Estimator of the KL divergence, if kl_coef is above 0: k1 and k2 have the gradient of the divergence, k3 is the
-    estimator of GRPO."""
+    """Estimator of the KL divergence; applies only if kl_coef is above 0. On policy, the gradients of k1 and k2 are
+    unbiased estimates of the divergence's gradient. k3 is the estimator of GRPO, whose gradient is biased.
+    """
     importance_sampling: ImportanceSampling = "none"
     """Importance weight of tokens that another policy sampled. It replaces the clipped ratio, or multiplies it if
     old_logprobs is trainer. none applies no correction. token and sequence truncate the ratio of the token or of its
@@ -103,13 +104,15 @@ class TrainConfig:
     pass for every mini-batch except the first.
     """
     value_lr: NotNegative = 1e-3
-    """Learning rate of AdamW for the value head, which is trained only with credit value. It stays constant."""
+    """Learning rate of AdamW for the value head, which is trained only if the run's credit is value. It stays
+    constant.
+    """
     value_epochs: Positive = 8
     """Number of optimizer steps of the value head in each training step, all on the hidden states from before that
     step."""
     value_clip: Above0 | None = None
-    """Clip range of the value loss, in units of reward: the most that one training step's loss can change the value of
-    a state, as in PPO's reference implementation. None sets no bound.
+    """Clip range of the value loss, in units of reward, as in PPO's reference implementation: in one training step, the
+    loss pushes the value of a state at most this far from its old value. None sets no bound.
     """
     grad_clip: Above0 = 1.0
     """Maximum gradient norm; a larger gradient is scaled down to it."""
@@ -146,8 +149,9 @@ class TrainConfig:
     device: Name = "auto"
     """Device of the trainer: cpu, cuda, cuda:N for one specific GPU, or auto, which picks a GPU if there is one."""
     shard: bool = False
-    """Whether to shard the model with FSDP2 even on a single process. Several processes always shard it, and so does
-    method full in bfloat16, because FSDP2 rounds the float32 weights for each forward pass.
+    """Whether to shard the model with FSDP2 even on a single process. Several processes always shard it. A single
+    process also shards it with method full in bfloat16, because FSDP2 rounds the float32 weights for each forward
+    pass.
     """
     replicas: Positive = 1
     """Number of copies of the sharded model (HSDP); must divide the number of processes. Each copy is sharded over
@@ -266,7 +270,9 @@ def learning_rate(config: TrainConfig, taken: int) -> float:
 WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "importance_sampling='token'"} | dict.fromkeys(
     ("sequence_mask", "geometric_mask"), "importance_sampling='token_mask'"
 )
-"""Losses and importance weights that need a whole segment. For each, a similar setting that doesn't."""
+"""Losses and importance weights that need each segment whole in one sample. Each is mapped to a similar setting that
+doesn't, which the error message suggests.
+"""
 _LORA = ("lora_rank", "lora_alpha", "lora_targets", "rslora", "dora")
 _NO_ADAPTER = "it is a setting of the adapter, but method='full' trains no adapter; set method='lora'"
 _DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}

@@ -136,7 +136,7 @@ class Critic:
         return finite
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the state on the CPU, for `load`."""
+        """Return a CPU copy of the head's weights and the optimizer's moments, for `load`."""
         moments = {
             number: {name: value.detach().cpu().clone() for name, value in kept.items()}
             for number, kept in self._optimizer.state_dict()["state"].items()
@@ -145,7 +145,7 @@ class Critic:
         return {"weights": weights, "moments": moments}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
+        """Restore the result of `state`. Values that `learn` hasn't used yet are discarded."""
         self._head.load_state_dict(state["weights"])
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state["moments"], "param_groups": groups})

@@ -24,8 +24,8 @@ SETTINGS = (
     "sliding_window",
     "tie_word_embeddings",
 )
-"""Settings of a model's config that change its computation. Models with the same hash may differ in all other
-settings.
+"""Settings of a model's config that go into its hash, because they change its computation. Models that differ only in
+other settings have the same hash.
 """
 VALUES = 16
 """Number of evenly spaced values that are read from each weight."""
@@ -33,7 +33,7 @@ VALUES = 16
 
 @torch.no_grad()
 def base_fingerprint(model: Any) -> str:
-    """Return a hash of the model, the same for its weights in float32 and in bfloat16.
+    """Return a hash of the model's settings and weights, the same for weights in float32 and in bfloat16.
 
     Only some settings and VALUES numbers of each weight are read, so models that differ in very few numbers may have
     the same hash.

@@ -74,7 +74,10 @@ def load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[Tensor, Mapp
 
 
 def policy_settings(policy: PolicyModel, config: TrainConfig) -> dict[str, Any]:
-    """Return the settings without which the trained weights have another meaning, such as the base model."""
+    """Return the settings that a checkpoint must share with the run that loads its weights, such as the base model.
+
+    With other settings, the weights would be another policy; `refuse_other_policy` compares them.
+    """
     same = {"method": config.method, "model": policy.base_fingerprint, "temperature": config.temperature}
     if not policy.adapted:
         return same

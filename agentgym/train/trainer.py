@@ -277,7 +277,7 @@ class Trainer:
             self.first(write)
 
     def merge(self, path: Path | str) -> None:
-        """Write the base model with the adapter merged in as a plain model folder, with its tokenizer.
+        """Merge the adapter into the base model, and write the result as a plain model folder, with its tokenizer.
 
         The folder is complete on return. The merged weights are computed in float32 and written in the base model's
         data type. If a whole model is trained, this method does the same as `save`. Every rank must call it.

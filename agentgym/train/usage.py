@@ -1,4 +1,4 @@
-"""GPU usage of a training step: memory, and the share of peak FLOPs."""
+"""GPU usage of a training step: peak memory, and the fraction of the GPUs' peak FLOPs that is used (MFU)."""
 
 from collections.abc import Sequence
 
@@ -38,10 +38,11 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
 def mfu_metrics(
     model: nn.Module, lengths: Sequence[int], *, dtype: torch.dtype, seconds: float, gpus: int, device: torch.device
 ) -> dict[str, float]:
-    """Return `train/mfu`: the FLOPs that the samples need, divided by the GPUs' peak FLOPs in `seconds`.
+    """Return `train/mfu`: the FLOPs that the samples need, divided by the peak FLOPs of `gpus` GPUs in `seconds`.
 
-    `dtype` is the type that the model computes in. The result is {} if the GPU's peak or the model's FLOPs are
-    unknown: on a CPU, for computation in another type than bfloat16, and for mixtures of experts.
+    `lengths` are the samples' numbers of tokens, and `dtype` is the type that the model computes in. The result is {}
+    if the GPU's peak or the model's FLOPs are unknown: on a CPU, for computation in another type than bfloat16, and
+    for mixtures of experts.
     """
     peak = peak_flops(device)
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
@@ -51,11 +52,11 @@ def mfu_metrics(
 
 
 def needed_flops(model: nn.Module, lengths: Sequence[int]) -> float:
-    """Count the FLOPs of one forward and backward pass over samples of these lengths, in any layout.
+    """Count the FLOPs of one forward and backward pass over samples of these lengths in tokens, in any layout.
 
     For each token, a weight takes 2 FLOPs in the forward pass, 2 for the gradient of its input and, if it is trained,
-    2 for its own gradient. Recomputation to save memory doesn't count. In each layer, causal attention over L tokens
-    takes 2 L^2 FLOPs in the forward pass for each element of the heads' state, and twice that in the backward pass.
+    2 for its own gradient. Recomputation to save memory doesn't count. In each decoder layer, causal attention over L
+    tokens takes 2 L^2 x heads x head size FLOPs in the forward pass, and twice that in the backward pass.
     """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agentgym.types.arrays import Ints
 
 Indices: TypeAlias = list[int]
-"""Positions in a sequence that a function received: of samples, of sorted samples or of pieces of a tree."""
+"""Positions in a sequence that a function received, such as its samples, its sorted samples or spans of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

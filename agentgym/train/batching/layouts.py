@@ -21,8 +21,9 @@ Layout: TypeAlias = Literal["padded", "packed", "tree"]
 class Inputs(ABC):
     """Tokens of a forward pass in one of the layouts, and which of its hidden states predict the trained tokens.
 
-    The pass computes N log-probabilities for the M trained tokens. If samples share no token, N = M. Under `tree`,
-    samples that train the same token in the same context share one log-probability::
+    The tokens are a block of B rows with T tokens each. The pass computes N log-probabilities for the M trained
+    tokens. If samples share no token, N = M. Under `tree`, samples that train the same token in the same context
+    share one log-probability::
 
         samples        P a b     P a c      trained: a b, a c        index_M    0  1  0  2
         tree           P a b c              source_N, target_N       P>a  a>b  a>c
@@ -79,7 +80,8 @@ class PaddedInputs(Inputs):
         positions_BT      0  0  0  1  2  3
                           0  1  2  3  4  5
 
-    Column j of a tensor of width R belongs to the id in column T-R+j, which the state before it predicts.
+    Column j of a tensor of width R belongs to the id in column T-R+j of the block. The hidden state in the column
+    before that id predicts it.
     """
 
     start_B: Tensor

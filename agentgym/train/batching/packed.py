@@ -9,7 +9,7 @@ from agentgym.train.batching.bins import Cost, Indices, Limit, best_fit, costlie
 from agentgym.types.arrays import Ints
 
 SWAPS = 4
-"""Maximum number of swaps of samples between the bins of one micro-batch, per rank."""
+"""Maximum number of swaps of samples, per rank, between the bins that the ranks compute at the same time."""
 EVEN = 1e-3
 """Relative difference between the costs of two bins below which they count as balanced."""
 FIT_TRIES = 4
@@ -21,9 +21,9 @@ def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
 
     There are as many bins as the limit requires, rounded up to a multiple of `ranks`. The costliest bin comes first.
 
-    If a bin exceeds the token budget when the bins are balanced by cost, they are balanced by number of tokens
-    instead. If one still exceeds it, the samples are packed with `best_fit`, under about the smallest budget that
-    needs no more bins.
+    If a bin exceeds the token budget when the bins are balanced by cost, all bins are balanced by number of tokens
+    instead. If a bin still exceeds the budget, the samples are packed with `best_fit`, under about the smallest
+    budget that needs no more bins.
     """
     costs = cost.of(lengths, lengths**2)
     if limit.tokens is None:
@@ -94,7 +94,10 @@ def _longest_first(samples: Indices, key: NDArray[np.float64] | Ints, count: int
 
 
 def _evened(bins: list[Indices], costs: NDArray[np.float64], lengths: Ints, ranks: int, limit: Limit) -> list[Indices]:
-    """Balance the bins that ranks compute at the same time, by swapping samples of the costliest with the others."""
+    """Balance the bins that ranks compute at the same time.
+
+    Samples of the costliest bin are swapped with samples of the other bins.
+    """
     bins = sorted(bins, key=lambda samples: -float(costs[samples].sum()))
     for start in range(0, len(bins), ranks):
         near = bins[start : start + ranks]  # the bins that `assign_to_ranks` lets the ranks compute at the same time
@@ -113,9 +116,10 @@ def _evened(bins: list[Indices], costs: NDArray[np.float64], lengths: Ints, rank
 def _swap(high: Indices, low: Indices, costs: NDArray[np.float64], lengths: Ints, limit: Limit) -> bool:
     """Bring the costs of two bins as close together as one swap of two samples, or one move of a sample, can.
 
-    `high` is the costlier bin. If d is the cost of its sample minus that of the other sample, a swap moves the cost d
-    from `high` to `low`. With d between 0 and the gap between the two bins, the costlier bin becomes cheaper, and
-    with d = gap / 2 the bins become equal. Returns False, with nothing changed, if no swap within the limit helps.
+    `high` is the costlier bin. Let d be the cost of the sample from `high` minus that of the sample from `low`, or 0
+    without one. A swap moves the cost d from `high` to `low`. If d is between 0 and the gap between the two bins, the
+    costlier bin becomes cheaper. If d = gap / 2, the bins become equal. Returns False, with nothing changed, if no
+    swap within the limit helps.
     """
     gap = float(costs[high].sum() - costs[low].sum())
     tokens = limit.tokens or int(lengths.sum())

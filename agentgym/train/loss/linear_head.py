@@ -1,4 +1,8 @@
-"""Log-probabilities under a linear output layer. Gradients are computed in the forward pass if possible."""
+"""Log-probabilities under a linear output layer. Gradients are computed in the forward pass if possible.
+
+In the names of tensors, N stands for the tokens, V for the vocabulary's ids and H for the hidden size. C is a group
+of the N tokens that is computed at once, and W the ids in one tile of the vocabulary.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -81,7 +85,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerGradient:
-    """Gradient of weight and bias, summed over the tokens that are added."""
+    """Gradient of the output layer's weight and bias, summed over the tokens added so far."""
 
     weight_VH: Tensor
     bias_V: Tensor | None
@@ -140,7 +144,7 @@ class _LayerGradient:
 
 
 def _score(found: _Found, rows_N: Tensor, states_NH: Tensor, layer: Layer, targets_N: Tensor, *, slope: bool) -> None:
-    """Store the log-probabilities of these rows in `found` and, if `slope` is true, also their derivatives."""
+    """Store the log-probabilities of these rows in `found`, and with `slope` also their derivatives by the states."""
     rooms = Room(layer, len(rows_N)), Room(layer, len(rows_N))
     for rows_C in torch.split(rows_N, layer.rows):
         entropy = found.entropy_N is not None
@@ -152,7 +156,7 @@ def _score_and_add(
 ) -> _LayerGradient:
     """Compute the results of these rows like `_score`, and return the output layer's gradient.
 
-    The gradient is computed from the predictions of `upstream` and the same logits.
+    The gradient is computed from the same logits, and from the log-probabilities' gradients that `upstream` predicts.
     """
     gradient, most = _LayerGradient.zero(layer, torch.float32), kept_rows(layer)
     keep = gradient.weight_VH.new_empty(min(most, len(rows_N)) * len(layer.weight_VH))

@@ -51,6 +51,8 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probability and entropy (nats, float32, N) of each target id, in memory that doesn't grow with N x V.
 
+    N is the number of targets, V the size of the vocabulary and H the hidden size.
+
     ::
 
         states_NH   h0    h1    h2      targets_N[i] is scored under softmax(logits(head(states_NH[i])) / temperature)
@@ -59,12 +61,14 @@ def token_logprobs(
     Gradients go to the states and, if it is trained, to the output layer. The entropy has no gradient, and is None
     with `entropy=False`. Sums and softmax are in float32, regardless of the data type of states and weights.
 
-    A plain linear output layer is multiplied tile by tile. A frozen weight takes two multiplications, both in the
-    forward pass: the derivative of a log-probability doesn't depend on the gradient that arrives in the backward
-    pass, so the forward pass computes it and stores N x H numbers. A trained weight takes two more multiplications in
-    the backward pass, or one more in the forward pass with `upstream`, which predicts the gradient that will arrive.
-    A wrong prediction costs time but never accuracy, because the backward pass computes the difference. Any other
-    output layer is computed again in the backward pass, CHUNK tokens at a time, and ignores `upstream`.
+    A plain linear output layer is multiplied tile by tile. If its weight is frozen, this takes two multiplications,
+    both in the forward pass: the derivative of a log-probability doesn't depend on the gradient that arrives in the
+    backward pass, so the forward pass computes it and stores N x H numbers. If the weight is trained, the backward
+    pass takes two more multiplications. With `upstream`, which predicts the gradient that will arrive, the forward
+    pass takes one more instead. A wrong prediction costs time but never accuracy, because the backward pass computes
+    the difference.
+
+    Any other output layer is computed again in the backward pass, CHUNK tokens at a time, and ignores `upstream`.
     """
     how = Scoring(temperature=temperature or 1.0, logits=logits)
     if not _is_linear(head):

@@ -93,11 +93,11 @@ def policy_loss(
     sequence_B: Tensor | None = None,
     old_BR: Tensor | None = None,
 ) -> tuple[Tensor, LossSums]:
-    """Return this batch's term of the policy loss, a scalar, and its metrics.
+    """Return one micro-batch's term of the policy loss, a scalar, and its metrics.
 
-    The terms of a mini-batch's batches add up to its loss. With r = exp(logprob here - the engine's) of a token, A
-    its advantage, clip(x) = min(max(x, 1 - clip_eps_low), 1 + clip_eps_high), and sg(x) the value of x without its
-    gradient::
+    The terms of a mini-batch's micro-batches add up to its loss. With r = exp(logprob here - the engine's) of a
+    token, A its advantage, clip(x) = min(max(x, 1 - clip_eps_low), 1 + clip_eps_high), and sg(x) the value of x
+    without its gradient::
 
         ppo         -min(r A, clip(r) A)                                                    arXiv 1707.06347;
                     clip_eps_high > clip_eps_low: DAPO, arXiv 2503.14476
@@ -109,8 +109,8 @@ def policy_loss(
         importance  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
 
     `old_BR` contains log-probabilities of a policy between the engine's and the current one. With it, r and s are
-    relative to that policy, w is computed from exp(old - the engine's), and every loss except sft is its term above
-    times w, which has no gradient::
+    relative to that policy, and w is computed from exp(old - the engine's). Every loss except sft is then its term
+    above times w, which has no gradient::
 
         decoupled   -w min(r A, clip(r) A) for ppo                                          arXiv 2110.00641
 
@@ -154,7 +154,7 @@ def masked_gap(logprobs_BR: Tensor, others_BR: Tensor, loss_mask_BR: Tensor) -> 
 
 
 def _one(log_ratio_BR: Tensor) -> Tensor:
-    """Return a 1 for each token, whose gradient is that of the token's log-probability."""
+    """Return the value 1 for each token, with the gradient of the token's log-probability."""
     return (log_ratio_BR - log_ratio_BR.detach()).exp()
 
 

@@ -29,7 +29,10 @@ class Forward:
 
 
 def step_metrics(forwards: Sequence[Forward], norms: Sequence[float], config: TrainConfig) -> dict[str, float]:
-    """Return the metrics over all ranks and over the optimizer steps that were taken. If none was, use all steps."""
+    """Return the metrics over all ranks and over the optimizer steps that were taken.
+
+    If no step was taken, the metrics are over all steps.
+    """
     finite = {step for step, norm in enumerate(norms) if math.isfinite(norm)}
     steps = finite or set(range(len(norms)))
     taken = [f for f in forwards if f.step in steps]

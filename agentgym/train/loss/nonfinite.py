@@ -24,10 +24,11 @@ def gradient_is_finite(weights: Iterable[Tensor]) -> bool:
 def nonfinite_rollouts(forwards: Sequence[Forward], step: int) -> list[str]:
     """Return the rollouts that made a step's loss or gradient infinite or NaN, as far as this can be determined.
 
-    Gradients accumulate: once their sum isn't finite, it stays so. The first micro-batch after which the sum isn't
-    finite is therefore the cause. Ranks reduce their gradients together, so the rollouts of all ranks' micro-batches
-    with that index are returned, unless a loss that isn't finite singles one micro-batch out. If all gradients were
-    finite and only their norm wasn't, all of the step's rollouts are returned.
+    Every micro-batch whose loss isn't finite is a cause. Gradients accumulate: once their sum isn't finite, it stays
+    so. The first micro-batch after which the sum isn't finite is therefore a cause too. Ranks reduce their gradients
+    together, so all ranks' micro-batches with that index count as causes, except if the loss of one of them isn't
+    finite and explains it. If all gradients were finite and only their norm wasn't, all of the step's rollouts are
+    returned.
     """
     reports = [forward for forward in forwards if forward.step == step]
     blamed = [report for report in reports if not math.isfinite(report.sums.loss)]

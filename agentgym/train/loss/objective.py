@@ -22,7 +22,10 @@ from agentgym.types.sample import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of one mini-batch: the sum of its micro-batches' terms, no matter how it was cut into these."""
+    """The loss of one mini-batch: the sum of its micro-batches' terms.
+
+    The sum doesn't depend on how the mini-batch is cut into micro-batches.
+    """
 
     config: TrainConfig
     denominator: float

@@ -1,6 +1,7 @@
 """One pass over the vocabulary of a linear output layer, tile by tile.
 
-A tile is the logits of some of the tokens for some of the vocabulary's ids.
+A tile is the logits of some of the tokens for some of the vocabulary's ids. In the names of tensors, N stands for the
+tokens, V for the vocabulary's ids, H for the hidden size and W for the ids in one tile.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ class Layer:
 
     @property
     def rows(self) -> int:
-        """Number of tokens that are multiplied at once."""
+        """Maximum number of tokens whose logits are computed in one multiplication."""
         return _tile(self.weight_VH)[0]
 
     def tiles(self) -> Iterator[tuple[int, Tensor]]:
@@ -83,7 +84,10 @@ def _is_mixed(left: Tensor, right: Tensor) -> bool:
 
 
 def column(targets_N: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return each target's column in the tile that begins at id `start` (N x 1), and whether it is inside it."""
+    """Return each target's column in the tile that begins at id `start` (N x 1), and whether it is inside the tile.
+
+    A column outside the tile is replaced with the tile's nearest column.
+    """
     column_N1 = (targets_N - start)[:, None]
     return column_N1.clamp(0, width - 1), (column_N1 >= 0) & (column_N1 < width)
 

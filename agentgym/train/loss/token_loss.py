@@ -14,14 +14,14 @@ class TokenLoss:
     """A loss in which each token's gradient depends only on that token's own log-probability."""
 
     term: Callable[[Tensor], Tensor]
-    """The scalar on which `backward` will be called, as a function of the log-probabilities (BR)."""
+    """The scalar on which `backward` will be called, as a function of the log-probabilities ([B, R])."""
     possible_BR: Tensor
     """bool: the tokens that can have a nonzero gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleUpstream:
-    """The gradients of a forward pass's N log-probabilities under a loss over samples (an `Upstream`)."""
+    """Computes the gradients of a forward pass's N log-probabilities from a loss over samples (an `Upstream`)."""
 
     loss: TokenLoss
     inputs: Inputs
@@ -40,7 +40,11 @@ class SampleUpstream:
         return cls(loss=loss, inputs=inputs, loss_mask_BR=loss_mask_BR, possible_N=possible_N)
 
     def __call__(self, rows_C: Tensor, logprobs_C: Tensor) -> Tensor:
-        """Return the gradients of the tokens in these rows, with all other log-probabilities taken as 0."""
+        """Return the gradients of the tokens in these rows.
+
+        All other log-probabilities are taken as 0, which changes nothing, because a `TokenLoss` has no gradient
+        across tokens.
+        """
         with torch.enable_grad():
             leaf_C = logprobs_C.detach().requires_grad_()
             all_N = leaf_C.new_zeros(len(self.possible_N)).index_copy(0, rows_C, leaf_C)

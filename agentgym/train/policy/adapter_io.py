@@ -64,8 +64,8 @@ def _config(policy: PolicyModel) -> dict[str, Any]:
 def layer_names(causal: Any) -> list[str]:
     """Return the shortest suffixes of layer names that match every layer with an adapter and no other linear layer.
 
-    They replace PEFT's list of targets, which contains full layer names if the model is small. Engines look for the
-    last part of a name.
+    They replace PEFT's list of targets in the adapter's config. Engines look for the last part of a layer's name, but
+    PEFT's list contains full names if the model is small.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -86,7 +86,7 @@ def layer_names(causal: Any) -> list[str]:
 
 
 def write_adapter(adapter: Adapter, path: Path, files: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write an adapter in PEFT's two files, and also the texts in `files`.
+    """Write an adapter as PEFT's two files, and write the texts in `files`, by file name, next to them.
 
     The folder at `path` is complete or doesn't exist.
     """
@@ -99,10 +99,10 @@ def write_adapter(adapter: Adapter, path: Path, files: Mapping[str, str] = Mappi
 
 
 def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
-    """Write the base model with the adapter merged in as a plain model folder, which is complete or doesn't exist.
+    """Merge the adapter into the base model, and write the result as a plain model folder.
 
-    The sums are computed in float32 and stored in the base model's data type. The tokenizer is copied if the base has
-    one.
+    The folder is complete or doesn't exist. The sums are computed in float32 and stored in the base model's data
+    type. The tokenizer is copied if the base has one.
 
     Args:
         base: Folder or Hugging Face name of the base model.
@@ -137,16 +137,16 @@ def write_model(
     fingerprint: str,
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write the base model, with its weights replaced, as a plain model folder, which is complete or doesn't exist.
+    """Write the base model, with the trained weights in place of its own, as a plain model folder.
 
-    The tokenizer is copied if the base has one.
+    The folder is complete or doesn't exist. The tokenizer is copied if the base has one.
 
     Args:
         base: Folder or Hugging Face name of the base model.
         weights: The new weights by their names in the model.
         path: Folder to write.
         dtype: Data type of the written weights.
-        fingerprint: Expected fingerprint of the base.
+        fingerprint: Expected fingerprint of the base (see `base_fingerprint`).
         files: Texts of additional files in the folder, by file name.
 
     Raises:

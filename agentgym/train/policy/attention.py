@@ -41,7 +41,7 @@ def register() -> None:
 def row_attention(end_T: Ints, device: torch.device) -> dict[str, Row]:
     """Return the keyword argument that makes the decoder compute these tokens as a row.
 
-    In it, query q attends to key k if and only if `k <= q < end_T[k]`.
+    Query q then attends to key k if and only if `k <= q < end_T[k]`.
     """
     return {NAME: Row(end_T, device)}
 

@@ -52,7 +52,7 @@ def open_policy(path: Path | str, config: TrainConfig, ranks: Ranks, *, seed: in
 
 
 def open_reference(path: Path | str, config: TrainConfig, ranks: Ranks) -> PolicyModel:
-    """Return the frozen reference model for a policy of which all weights are trained.
+    """Return the frozen reference model for the KL divergence of a policy that is trained whole, without an adapter.
 
     It is sharded in the same way as the policy, and has the data type that the policy computes in. Every rank must
     call it.
@@ -94,7 +94,7 @@ def _from_the_first(
     load: Callable[..., PolicyModel],
     empty: Callable[[], PolicyModel],
 ) -> PolicyModel:
-    """Build an empty policy on each rank, shard it, and send it the weights that rank 0 loads."""
+    """Build an empty policy on each rank, shard it, and fill it with the weights, which only rank 0 loads."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     source, error = None, ""
@@ -190,7 +190,7 @@ def checkpoint_layers(policy: PolicyModel) -> None:
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a layer's first forward pass and of its second one, which may run in another thread."""
+    """Return the contexts of a layer's first computation and of its recomputation, which may run in another thread."""
     return nullcontext(), as_now()
 
 

@@ -26,7 +26,7 @@ from agentgym.train.policy.targets import ALL_LINEAR, Coverage, coverage, find_t
 class Way:
     """What a model's forward pass needs in order to be correct in a layout.
 
-    It is determined on the rank that has the weights, and sent to the ranks that don't.
+    Only a rank that has the model's weights can determine it. Ranks without weights receive it from rank 0.
     """
 
     layout: Layout = "padded"
@@ -37,7 +37,7 @@ class Way:
 
 
 class PolicyModel(nn.Module):
-    """Computes log-probabilities from the tensors of a batch.
+    """The policy as a module, which computes the log-probabilities of trained tokens from the tensors of a batch.
 
     It is the root module that FSDP shards. Some parameters belong to no decoder layer: the embedding, the last norm
     and the output layer. FSDP gathers them in hooks around this module's forward pass, so all computation must happen
@@ -65,7 +65,7 @@ class PolicyModel(nn.Module):
 
     @property
     def adapted(self) -> bool:
-        """Whether an adapter is trained. Otherwise the model's weights are trained, or nothing."""
+        """Whether an adapter is trained. If not, the model's own weights are trained, or no weights at all."""
         return hasattr(self.model, "peft_config")
 
     @contextmanager
@@ -90,9 +90,9 @@ class PolicyModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the log-probability and the entropy (nats, float32, [B, R]) of each trained token, 0 elsewhere.
 
-        With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary. `loss` is the loss
-        on which `backward` will be called. If the output layer is trained, passing the loss here saves one of the
-        four multiplications by that layer.
+        B is the number of samples, and R the length of the longest response. With `entropy=False` the entropy is 0
+        everywhere, which saves a pass over the vocabulary. `loss` is the loss on which `backward` will be called. If
+        the output layer is trained, passing the loss here saves one of the four multiplications by that layer.
         """
         states_NH, targets_N = self._states(inputs), inputs.target_N
         head, logits = self.causal.get_output_embeddings(), self.way.logits
@@ -109,14 +109,18 @@ class PolicyModel(nn.Module):
         return inputs.scatter_to_samples(logprobs_N, loss_mask_BR), inputs.scatter_to_samples(entropy_N, loss_mask_BR)
 
     def states(self, inputs: Inputs) -> Tensor:
-        """Return, for each of the M trained tokens, the last hidden state that predicts it (float32, [M, hidden size]).
+        """Return, for each of the M trained tokens, the last layer's hidden state that predicts it.
 
-        The tokens are in the order of `Inputs.index_M`: by sample, and from left to right.
+        The result is float32, [M, hidden size]. The tokens are in the order of `Inputs.index_M`: by sample, and from
+        left to right.
         """
         return self._states(inputs).index_select(0, inputs.index_M).float()
 
     def _states(self, inputs: Inputs) -> Tensor:
-        """Return the N last hidden states ([N, hidden size]) that predict the trained tokens; see `Inputs.source_N`."""
+        """Return the last layer's hidden states that the N log-probabilities are computed from ([N, hidden size]).
+
+        `Inputs.source_N` says which ones these are.
+        """
         hidden_BTH: Tensor = decoder_of(self.causal)(**inputs.arguments(), use_cache=False).last_hidden_state
         return hidden_BTH.flatten(0, 1).index_select(0, inputs.source_N)
 
@@ -188,7 +192,7 @@ def _ready(policy: PolicyModel, fingerprint: str, layout: Layout, device: torch.
     """Move a loaded policy to its device, and find what its forward pass needs in this layout.
 
     Raises:
-        ValueError: If the policy's results would be wrong in this layout.
+        ValueError: If this kind of model isn't supported, or if its results would be wrong in this layout.
     """
     policy.base_fingerprint = fingerprint
     if device is not None:
@@ -226,7 +230,10 @@ def _refuse_kind(causal: Any) -> None:
 
 
 def go_way(policy: PolicyModel, way: Way) -> None:
-    """Apply requirements that were found with the weights to a policy, which may itself have no weights."""
+    """Prepare a policy for its layout as `way` says, without a check, so the policy needs no weights yet.
+
+    `way` was found on a rank that has the weights.
+    """
     policy.way, decoder = way, decoder_of(policy.causal)
     wrap_decoder(decoder)
     if way.layout == "padded":
@@ -284,7 +291,8 @@ def empty_policy(
 ) -> PolicyModel:
     """Return the policy without its weights, on the meta device. Only the model's config is read.
 
-    Without a `shape`, the policy has no adapter. If `trained`, the model's own weights are trained then, else none.
+    With a `shape`, the policy has an adapter, which is trained. Without a `shape`, it has none: all of the language
+    model's weights are trained if `trained` is true, otherwise none.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

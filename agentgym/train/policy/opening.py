@@ -21,7 +21,7 @@ from agentgym.types.arrays import Ints
 from agentgym.types.sample import Sample
 
 LENGTHS = (11, 4, 9, 2)
-"""Lengths in tokens of the compared sequences. The first three sequences share their first three tokens."""
+"""Lengths in tokens of the sequences that the checks compute. The first three share their first three tokens."""
 LARGE = 50_000_000
 """Number of weights above which the comparison uses all of the machine's cores instead of one thread."""
 PEAK = 50.0
@@ -51,11 +51,14 @@ def _cores(model: Any) -> Iterator[None]:
 def check_padded(model: Any) -> tuple[str, ...]:
     """Check that left-padded rows give the same hidden states as each sequence alone.
 
+    If they differ at first, the parts of the decoder that mix tokens by means other than attention are changed to
+    compute each sequence separately, and the states are compared again.
+
     Returns:
-        The names of the decoder parts that must be computed sequence by sequence for this; empty for most models.
+        The names of the changed parts; empty for most models.
 
     Raises:
-        ValueError: If the states differ. The message names the model.
+        ValueError: If the states still differ. The message names the model.
     """
     with _cores(model):
         decoder, samples = _decoder(model), _samples(model)
@@ -197,7 +200,10 @@ def _difference(model: Any, decoder: Any, samples: Sequence[Sample], alone: Tens
 
 
 def _mixing(model: Any) -> tuple[str, ...]:
-    """Return the layer parts that mix tokens by means other than attention, or an empty tuple if the check fails."""
+    """Return the layer parts that mix tokens by means other than attention.
+
+    The result is empty if there are none, or if the model fails on a packed row.
+    """
     decoder, before = _decoder(model), model.config._attn_implementation
     inputs = _on(model, lay_out(_samples(model)[:1], layout="packed", pad_id=0))
     arguments = inputs.arguments()

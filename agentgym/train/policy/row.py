@@ -19,14 +19,16 @@ MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 the key.
 """
 CHECKED = 64
-"""Maximum depth of a row for which `Row.starts` compares its result with every pair of a layer's mask."""
+"""Maximum number of depths in a row for which `Row.starts` also checks its result against a layer's mask pair by
+pair.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Runs:
     """A row of tokens split into unbranched runs, each with the tokens that come before it in its samples.
 
-    ::
+    In an unbranched run, each token follows the token to its left in every sample that contains it::
 
         row           P P a b | c          (samples P P a b and P P a c)
         runs          P P a b   c          queries  4 1
@@ -45,9 +47,10 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sequences:
-    """The sequences of a block of B x T tokens, each complete from its first token on, padded at the right.
+    """The S complete sequences in a block of B x T tokens, each from its first token on, padded at the right.
 
-    ::
+    Layers with a state need them, because they must compute each sequence separately. L is the length of the longest
+    sequence, and N = B x T::
 
         row           P P a b | c          (samples P P a b and P P a c)
         gather_SL     0 1 2 3              place_N    0 1 2 3 7
@@ -96,7 +99,7 @@ class Row:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """The complete sequences of the row: every path from a first token to a token that none follows."""
+        """The complete sequences of the row: every path from a first token to one that no other token follows."""
         count, found = self.runs, []
         keys = np.arange(len(self.end_T)) if count.keys is None else count.keys.numpy()
         stops, paths = np.cumsum(count.queries), np.split(keys, np.cumsum(count.sizes)[:-1])
@@ -113,10 +116,10 @@ class Row:
         )
 
     def starts(self, mask: MaskFunction) -> Ints | None:
-        """Return how far back tokens may attend under a layer's mask, or None if they may always attend to all before.
+        """Return how far back tokens may attend under a layer's mask, or None if the mask sets no limit.
 
-        Entry d is the depth of the first token that a token at depth d attends to. A sliding window gives such a
-        mask.
+        A token's depth is the number of tokens before it in its sample. Entry d is the depth of the first token that
+        a token at depth d attends to. A sliding window is a mask that limits this.
 
         Raises:
             ValueError: If the mask isn't causal, or if the range of tokens that it allows has gaps.
@@ -220,5 +223,5 @@ def computing(row: Row | None, sequences: Sequences | None = None) -> AbstractCo
 
 
 def as_now() -> AbstractContextManager[None]:
-    """Return a context that restores the present row and sequences when a layer is computed a second time."""
+    """Return a context that restores the present row and sequences when gradient checkpointing recomputes a layer."""
     return computing(_ROW.get(), _SEQUENCES.get())

@@ -8,7 +8,9 @@ from torch import nn
 from agentgym.train.policy.decoder import decoder_of
 
 ALL_LINEAR = "all-linear"
-"""The target that means every linear layer in the decoder's layers, except those that route tokens to experts."""
+"""The target that means every linear layer in the decoder's layers with two exceptions: layers that route tokens to
+experts, and projections whose weight a state-space kernel reads directly.
+"""
 EXPERTS = "experts"
 """The target that means experts whose weights are stored as one tensor, with a matrix for each expert."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -42,10 +44,10 @@ class Coverage:
 def find_targets(model: Any, targets: tuple[str, ...]) -> Targets:
     """Return the weights named by `targets`.
 
-    A layer that routes tokens to experts is included only if it is named.
+    A layer that ALL_LINEAR leaves out, such as a router of experts, is included only if it is named.
 
     Raises:
-        ValueError: If a name matches nothing in the model, or if the layer can't have an adapter.
+        ValueError: If a name matches nothing in the model, or matches a layer that can't have an adapter.
     """
     linear, stacked = _linear(model), _stacked(model)
     names = {name.rpartition(".")[2] for name in linear}
@@ -174,7 +176,7 @@ def _used_as_tensor(model: Any, name: str) -> bool:
 def _taken_for_experts(model: Any, names: list[str]) -> set[str]:
     """Return the names that PEFT mistakes for expert weights.
 
-    It does so in model families whose experts were once linear layers.
+    PEFT does so in model families whose experts were once linear layers.
     """
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
