@@ -52,8 +52,8 @@ class SampleBatch(Sequence[Sample]):
     and reject groups that it has already trained on.
     """
     returns: Mapping[SampleKey, Floats] = field(default_factory=dict)
-    """Targets of the critic, by rollout id, segment and step. Each is the return from a turn on. Empty without a
-    critic.
+    """The critic's targets, by rollout id, segment and step: for each sample, the return from each of its turns on.
+    Empty without a critic.
     """
 
     @overload
@@ -195,13 +195,13 @@ def value_samples(
     Args:
         groups: The groups to train on.
         values_of: A function that takes samples, and returns the value of the state before each token that their loss
-            masks select; called once. Pass `Trainer.values`, so that the trainer's next step trains its critic on the
-            batch's `returns`.
+            masks select. It is called once. Pass `Trainer.values`, so that the trainer's next step trains its critic on
+            the batch's `returns`.
         how: The settings of GAE.
 
     Raises:
-        ValueError: If a rollout's turns don't follow one another (`turn_order`) or a value is missing, in which case
-            the message names the rollout; if a rollout id appears twice; if a rollout has no token ids; or if
+        ValueError: If a rollout's turns don't follow one another (`turn_order`), or if a value is missing. The
+            message then names the rollout. Also if a rollout id appears twice, if a rollout has no token ids, or if
             `values_of` isn't callable or `how` isn't a `GAEConfig`.
     """
     if not callable(values_of):
@@ -372,7 +372,11 @@ def _cut(
 
 
 def _spans(turns: tuple[Turn, ...], *, merged: bool) -> Iterator[tuple[int, tuple[Turn, ...]]]:
-    """Divide a segment's turns into samples; yield the index of each sample's first turn, and its turns."""
+    """Divide a segment's turns into samples.
+
+    Yields:
+        For each sample, the index of its first turn in the segment, and its turns.
+    """
     if merged:
         yield 0, turns
     else:

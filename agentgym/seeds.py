@@ -7,7 +7,9 @@ __all__ = ["VERSION", "Purpose", "seed_for"]
 
 
 VERSION = 2
-"""The version of the derivation. A run or an evaluation that started with another version isn't resumed."""
+"""Version of the way in which seeds are derived. A run or an evaluation that started with another version isn't
+resumed.
+"""
 
 Purpose: TypeAlias = Literal[
     "adapter",

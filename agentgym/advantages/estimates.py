@@ -25,10 +25,10 @@ the state before a turn were chosen by the outcome of that turn, such as its ent
 and the estimate would be biased. A failed branch is not a sample. If failures depend on the return that a branch
 would have had, the values are biased, just as a group's mean is biased by failed rollouts.
 
-The rollout's own turns alone have the gradient of the expected reward as their expectation. The same is true of each
-set of branches, for the turns after its state. If the branches are trained too, late turns are therefore sampled more
-often than early ones, and `share` corrects for that. A turn's weight is 1 divided by the number of samples of its
-position, which are the rollout and each branch of a state before that turn::
+Summed over the rollout's own turns alone, grad log p(turn) A has the gradient of the expected reward as its
+expectation. The same is true of each set of branches, for the turns after its state. If the branches are trained too,
+late turns are therefore sampled more often than early ones, and `share` corrects for that. A turn's weight is 1
+divided by the number of samples of its position, which are the rollout and each branch of a state before that turn::
 
     turn        0    1    2    3    4        two branches after turn 1
     rollout     1    1   1/3  1/3  1/3

@@ -39,10 +39,13 @@ class GAEConfig:
     """Settings of generalized advantage estimation (GAE), per turn."""
 
     gamma: UpTo1 = 1.0
-    """Discount factor per turn, in 0..1. Below 1, the objective differs from the reward."""
+    """Discount factor per turn, in 0..1. Below 1, training maximizes the discounted reward instead of the reward
+    itself.
+    """
     lam: UpTo1 = 0.95
     """Lambda of GAE, in 0..1, which weighs observed rewards against the critic's values. 1 uses only the rewards
-    observed from a turn on, 0 only the turn's reward and the value of the next turn.
+    observed from a turn on. 0 uses only the turn's own reward and the critic's value of the state before the next
+    turn.
     """
 
 
@@ -114,7 +117,10 @@ def turn_rewards(rollout: Rollout, placed: Sequence[tuple[Segment, Turn]]) -> li
 
 
 def at_starts(sample: Sample, rollout: Rollout) -> Sample:
-    """Return a merged sample whose loss mask covers only the first token of each turn."""
+    """Return a merged sample whose loss mask covers only the first token of each turn.
+
+    The critic then gives it one value for each turn.
+    """
     turns, mask = rollout.segments[sample.segment].turns, np.zeros_like(sample.loss_mask)
     mask[[turn.start - turns[0].start for turn in turns]] = True
     return replace(sample, loss_mask=mask)

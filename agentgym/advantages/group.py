@@ -2,11 +2,11 @@
 
 Every estimator is the distance to the group's mean, divided by the estimator's unit::
 
-    advantage = (reward - mean) / unit         n is the number of scored rollouts in the group, mean is of their rewards
+    advantage = (reward - mean) / unit         n is the number of scored rollouts in the group, mean their mean reward
 
     dr_grpo      1                                            Dr. GRPO, arXiv 2503.20783
     grpo         s + 1e-6                                     arXiv 2402.03300
-    rloo         (n - 1) / n: the mean is of the others       arXiv 2402.14740
+    rloo         (n - 1) / n: as if mean were of the others   arXiv 2402.14740
     reinforce++  S + 1e-6                                     REINFORCE++ with a baseline, arXiv 2501.03262
     maxrl        mean; the advantage is 0 if the mean is 0    MaxRL, arXiv 2602.02710
 
@@ -44,7 +44,7 @@ digits of a sum depend on the order of its terms.
 """
 
 PROBED = 256
-"""Number of names to inspect before choosing how to look up the names of all rows."""
+"""Number of ids to inspect before choosing how to look up the ids of all rows."""
 
 
 def advantages(
@@ -158,7 +158,10 @@ def states_of(rollout: Rollout, role: str) -> list[State]:
 
 
 def branches_differ(rollouts: Sequence[Rollout], role: str) -> bool:
-    """Return whether any one state has branches whose returns differ. Only rollouts with a reward of the role count."""
+    """Return whether the returns from any one state differ: those of its branches, and that of the rollout itself.
+
+    All rollouts must have a reward of the role.
+    """
     came = ([*state.returns, r.reward_of(role) or 0.0] for r in rollouts for state in states_of(r, role))
     return any(max(returns) - min(returns) >= LEAST_DIFFERENCE for returns in came)
 

@@ -15,7 +15,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Chosen(Sequence[TaskT]):
-    """Some of a sequence's tasks, in its order; a task is created on access."""
+    """Some of a sequence's tasks, in the sequence's order. A task is created when it is accessed."""
 
     def __init__(self, tasks: Sequence[TaskT], numbers: Sequence[int]) -> None:
         self.tasks, self.numbers = tasks, numbers
@@ -42,7 +42,7 @@ class Chosen(Sequence[TaskT]):
 
 
 class _Where(Chosen[TaskT]):
-    """The tasks that a predicate keeps; the predicate runs on all of them at the first access."""
+    """The tasks that a predicate keeps. The predicate runs on all tasks at the first access."""
 
     def __init__(self, tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> None:
         self.tasks, self._keep = tasks, keep
@@ -62,17 +62,17 @@ def where(tasks: Endless[TaskT], keep: Callable[[TaskT], bool]) -> Endless[TaskT
 @overload
 def where(tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> Chosen[TaskT]: ...
 def where(tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> Sequence[TaskT]:
-    """Return the tasks for which `keep` is true; all of them are checked at the first access.
+    """Return the tasks for which `keep` is true.
 
-    In the result, `len` counts the tasks that are kept, and `left_out` counts the others. For an `Endless`, the result
-    is an Endless, too.
+    All tasks are checked at the first access. In the result, `len` counts the tasks that are kept, and `left_out`
+    counts the others. For an `Endless`, the result is an Endless, too.
 
     Args:
         tasks: The tasks.
         keep: Returns whether to keep a task.
 
     Raises:
-        ValueError: If no task is kept; raised when the tasks are accessed.
+        ValueError: When the tasks are accessed, if none is kept.
     """
     return tasks.where(keep) if isinstance(tasks, Endless) else _Where(tasks, keep)
 
@@ -82,24 +82,24 @@ def split(
 ) -> dict[str, Chosen[TaskT]]:
     """Split tasks into parts that can't overlap: `split(tasks, train=0.9, test=0.1)`.
 
-    A task's part depends only on the seed and on its content (all fields but the id): tasks that differ only in their
-    ids are in the same part, and when a data set grows, no task moves to another part. The shares are therefore only
-    approximate.
+    A task's part depends only on the seed and on the task's content, which is all of its fields except the id. Tasks
+    that differ only in their ids are therefore in the same part. When a data set grows, no task moves to another
+    part. Because each task is assigned independently of the others, the shares are only approximate.
 
     Args:
         tasks: The tasks, which must not be endless.
-        seed: The seed of the split; a different seed gives a different split.
-        by: A function of a task whose value decides the part instead of the content. If it returns a task's repository,
-            all tasks of one repository are in the same part.
-        shares: The share of each part by its name; they must add up to 1.
+        seed: The seed of the split. A different seed gives a different split.
+        by: A function of a task whose value decides the part instead of the content. If it returns a task's
+            repository, all tasks of one repository are in the same part.
+        shares: The share of each part by its name. They must add up to 1.
 
     Returns:
         The tasks of each part, by its name.
 
     Raises:
         ValueError: If a task or a value of `by` has no text that is the same in every process, for example because a
-            field is a function; if an id or a content is in two parts; if a part has no task; or if the shares are not
-            above 0 or don't add up to 1.
+            field is a function. Also if an id or a content is in two parts, if a part has no task, or if the shares
+            are not above 0 or don't add up to 1.
     """
     if len(shares) < 2 or min(shares.values()) <= 0 or not math.isclose(sum(shares.values()), 1.0):
         given = ", ".join(f"{name}={share}" for name, share in shares.items()) or "none"
@@ -125,7 +125,10 @@ def split(
 
 
 def overlap(splits: Mapping[str, Sequence[Task]]) -> str | None:
-    """Return a phrase that names a task in two splits, by its id or by all other fields; None if there is none."""
+    """Return a phrase that names a task that is in two splits, or None if there is no such task.
+
+    Two tasks count as the same if they have the same id, or if all of their other fields are equal.
+    """
     seen = _Seen()
     for name, tasks in splits.items():
         for number in range(len(tasks)):
@@ -135,7 +138,10 @@ def overlap(splits: Mapping[str, Sequence[Task]]) -> str | None:
 
 
 def refuse_twice(tasks: Sequence[Task], name: str) -> None:
-    """Raise ValueError if two tasks have the same id, since they would form one group, and be one task in a store."""
+    """Raise ValueError if two tasks have the same id.
+
+    Such tasks would form one group, and a store would treat them as one task.
+    """
     seen: dict[str, int] = {}
     for number in range(len(tasks)):
         task = tasks[number]
@@ -155,7 +161,11 @@ class _Seen:
         self._contents: dict[bytes, tuple[str, str]] = {}
 
     def add(self, task: Task, name: str) -> str | None:
-        """Record a task of the split `name`; return what is wrong if another split has it, or None."""
+        """Record a task of the split `name`.
+
+        Returns:
+            What is wrong if another split has the same task, otherwise None.
+        """
         other = self._ids.setdefault(task.id, name)
         if other != name:
             return f"the id {task.id!r} is in {other!r} and in {name!r}; a held-out task must not be trained on"
@@ -170,7 +180,10 @@ def _is_task(row: object) -> bool:
 
 
 def _part(shares: Mapping[str, float], seed: int, key: str) -> str:
-    """Return the part for a key; each part has its share of the numbers from 0 to 1, to which keys are hashed."""
+    """Return the part for a key.
+
+    The key is hashed to a number from 0 to 1. The parts divide this range according to their shares.
+    """
     place = int.from_bytes(_digest(f"{seed} {key}")[:8]) / 2**64
     end = 0.0
     for name, share in shares.items():

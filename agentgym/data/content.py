@@ -23,8 +23,8 @@ def task_fields(task: Task) -> dict[str, Any]:
     Fields that pydantic excludes are left out.
 
     Raises:
-        ValueError: If a field has no such form, such as a function or a SecretStr; the message names the field, and
-            what to write instead.
+        ValueError: If a field has no such form, for example because it is a function or a SecretStr. The message
+            names the field, and says what to write instead.
     """
     try:
         fields: dict[str, Any] = model_fields_of(task, _raw, again=True)
@@ -35,7 +35,7 @@ def task_fields(task: Task) -> dict[str, Any]:
 
 
 def _raw(value: Any) -> str | dict[str, str]:
-    """Return bytes as text if they are UTF-8, and otherwise as an object, which can't equal any text."""
+    """Return bytes as text if they are UTF-8, and otherwise in base64, as an object that can't equal any text."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise NotPlainError(f"a {type(value).__name__}")
     try:
@@ -63,7 +63,7 @@ def _instead(what: str, where: list[Any]) -> str:
 
 
 def content(task: Task) -> str:
-    """Return all of a task's fields but its id, as text that is the same for equal fields in every process.
+    """Return all of a task's fields except its id, as text that is the same for equal fields in every process.
 
     Raises:
         ValueError: As in `task_fields`.
@@ -74,7 +74,11 @@ def content(task: Task) -> str:
 
 
 def key_text(value: Any) -> str:
-    """Return the value of `split`'s `by` as text that is the same in every process; raise ValueError if it has none."""
+    """Return a value of the `by` function of `split` as text that is the same in every process.
+
+    Raises:
+        ValueError: If the value has no such text.
+    """
     try:
         return repr(_sorted(plain(value, _raw)))
     except NotPlainError as error:
@@ -112,8 +116,9 @@ def task_of(kind: type[TaskT], fields: Mapping[str, Any]) -> TaskT:
 def refuse_unkept(tasks: Iterable[Task]) -> None:
     """Raise ValueError, naming the field, if a task changes when it is read back from its stored fields.
 
-    Otherwise its rewards would be computed from a different task when its rollouts are rescored. A field that pydantic
-    excludes and that has no default may be missing: the stored task is then rejected, and never scored wrongly.
+    Otherwise its rewards would be computed from a different task when its rollouts are rescored. One change is
+    allowed: a field that pydantic excludes and that has no default may be missing. A stored task without it is
+    rejected when it is read, and never scored wrongly.
     """
     for task in tasks:
         _refuse_unkept(task)

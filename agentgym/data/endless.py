@@ -15,17 +15,17 @@ TaskT = TypeVar("TaskT", bound=Task)
 class Endless(Sequence[TaskT]):
     """The tasks that `generate(seed)` yields, in order and without end.
 
-    The same seed must give the same tasks. A run passes a seed derived from its own, and each process takes its share
-    of the stream; a resumed run generates the tasks again up to where it stopped, and continues from there. Outside of
-    a run the seed is `seed`. `tasks[:n]` are the first n tasks. `len` returns `sys.maxsize`, because the true length is
-    infinite.
+    The same seed must give the same tasks. A run passes a seed derived from its own. Each process of the run takes
+    its share of the stream. A resumed run generates the tasks again up to the point where it stopped, and continues
+    from there. Outside of a run the seed is `seed`. `tasks[:n]` are the first n tasks. `len` returns `sys.maxsize`,
+    because the true length is infinite.
 
     Args:
         generate: A function of a seed that yields tasks forever.
         seed: The seed outside of a run.
 
     Raises:
-        ValueError: If the generator ends; the message says after how many tasks.
+        ValueError: If the generator ends. The message says after how many tasks.
     """
 
     def __init__(self, generate: Callable[[int], Iterator[TaskT]], *, seed: int = 0) -> None:
@@ -57,7 +57,9 @@ class Endless(Sequence[TaskT]):
         return Endless(lambda seed: map(change, self.begin(seed)), seed=self.seed)
 
     def where(self, keep: Callable[[TaskT], bool]) -> "Endless[TaskT]":
-        """Return the stream of the tasks that are kept; it raises ValueError if 10,000 in a row are not.
+        """Return the stream of the tasks for which `keep` is true.
+
+        It raises ValueError if `keep` is false for 10,000 tasks in a row.
 
         Args:
             keep: Returns whether to keep a task.
@@ -110,13 +112,13 @@ def _kept(tasks: Iterator[TaskT], keep: Callable[[TaskT], bool]) -> Iterator[Tas
 
 
 class Procedural(Sequence[TaskT]):
-    """A sequence of tasks that calls `make(index)` when a task is accessed, with the index from `indices`.
+    """A sequence of tasks, each created by `make(index)` when it is accessed.
 
     A slice is a Procedural, too, and creates no task.
 
     Args:
-        make: Creates the task of an index; it must return the same task for the same index.
-        indices: The indices.
+        make: Creates the task of an index. It must return the same task for the same index.
+        indices: The index of each task in the sequence.
     """
 
     def __init__(self, make: Callable[[int], TaskT], indices: range) -> None:

@@ -26,7 +26,10 @@ _LISTED = (np.generic, np.ndarray, KeysView, ItemsView, ValuesView)
 
 
 class NotPlainError(TypeError):
-    """A value, or one inside it, has no JSON form; `where` is the path of keys and indices to it."""
+    """Raised for a value without a JSON form.
+
+    `where` is the path of keys and indices to the value, from the value that was passed to `plain`.
+    """
 
     def __init__(self, said: str) -> None:
         super().__init__(said)
@@ -34,7 +37,7 @@ class NotPlainError(TypeError):
 
 
 def plain(value: Any, raw: Raw) -> Any:
-    """Return the value in JSON types; equal values give equal results, in every process.
+    """Return the value in JSON types. Equal values give equal results, in every process.
 
     A set becomes a sorted list, and an Enum becomes its value. NumPy's numbers and arrays become numbers and lists. A
     dataclass, a NamedTuple or a pydantic model becomes an object of its fields. A date, a Decimal, a UUID or a path
@@ -45,8 +48,8 @@ def plain(value: Any, raw: Raw) -> Any:
         raw: Converts bytes and secrets.
 
     Raises:
-        NotPlainError: For a function, an object whose text is its memory address, a table whose text form omits rows, a
-            key that is not text, and anything that `raw` rejects.
+        NotPlainError: For a function, an object whose text is its memory address, a table whose text form omits rows,
+            a key that is not text, and anything that `raw` rejects.
     """
     kind = type(value)
     if kind in _SCALARS:
@@ -57,7 +60,7 @@ def plain(value: Any, raw: Raw) -> Any:
 
 
 def model_fields_of(model: BaseModel, raw: Raw, *, again: bool = False) -> Any:
-    """Return a model as pydantic writes it in JSON, except that sets are in order and non-finite numbers stay.
+    """Return a model as pydantic writes it in JSON, except that sets are sorted and non-finite numbers stay numbers.
 
     With `again`, the result can be read back as the model, so computed fields are left out.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """The rows of a data set, read one at a time; the data set isn't copied."""
+    """The rows of a data set, read one at a time. The data set isn't copied."""
 
     count: int
     columns: tuple[str, ...]
@@ -18,11 +18,11 @@ class RowSource:
     read: Callable[[int], Mapping[str, Any]]
     """Returns the row at an index from 0 to `count` - 1."""
     filled: bool
-    """Whether missing values are filled with None, as in Arrow, where each row has every key that any row has."""
+    """Whether the source fills missing values with None. Arrow does, so each row has every key that any row has."""
 
 
 def is_table(data: Any) -> bool:
-    """Return whether `[index]` doesn't return a row: the data is an Arrow table, or a pandas or polars frame."""
+    """Return whether the data is an Arrow table, or a pandas or polars frame, whose `[index]` doesn't return a row."""
     return _is_pandas(data) or _is_arrow(data) or _is_polars(data)
 
 
@@ -42,7 +42,7 @@ def row_source(data: Any) -> RowSource:
     """Return a reader for the rows of `data`.
 
     Raises:
-        ValueError: If it is a mapping of splits, or has no length or no rows by index.
+        ValueError: If `data` is a mapping of splits, or has no length, or has no rows by index.
     """
     if isinstance(data, Mapping):
         rows = rows_of_columns(data, ())
@@ -65,7 +65,10 @@ def row_source(data: Any) -> RowSource:
 
 
 def _of_sequence(data: Any) -> RowSource:
-    """Return a reader for a sequence whose `[index]` returns rows; a `datasets.Dataset` also knows its columns."""
+    """Return a reader for a sequence whose `[index]` returns rows.
+
+    A `datasets.Dataset` is one, and also knows its columns.
+    """
     if hasattr(data, "column_names"):
         return RowSource(len(data), _names(data.column_names), lambda i: data[i], True)
     looked_at = data if isinstance(data, list | tuple) else [data[0]] if len(data) else []
@@ -94,7 +97,7 @@ def _names(columns: Any) -> tuple[str, ...]:
 
 
 def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a pandas row as Python values; missing values become None."""
+    """Return a pandas row as Python values, with None for missing values."""
     return {str(name): _plain_value(value) for name, value in row.items()}
 
 

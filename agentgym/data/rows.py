@@ -1,4 +1,4 @@
-"""Rows of a data set as tasks; each becomes a task on access."""
+"""Rows of a data set as tasks. Each row becomes a task when it is accessed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ Column: TypeAlias = str | Callable[[Mapping[str, Any]], Any]
 
 
 class Rows(Sequence[TaskT], Generic[TaskT]):
-    """A data set as a sequence of tasks, which are created on access; the data set stays on disk.
+    """A data set as a sequence of tasks. A task is created when it is accessed, and the data set stays on disk.
 
     Columns that match no field are ignored. A slice is a Rows, too, and keeps its row numbers.
 
@@ -25,14 +25,14 @@ class Rows(Sequence[TaskT], Generic[TaskT]):
         data: A list of dicts, a split of a `datasets.Dataset`, an Arrow table, a pandas or polars frame, or anything
             else whose `[index]` returns a dict.
         task_type: The class of the tasks.
-        id: The column for the field `id`, or a function of the row; None uses the row number.
+        id: The column for the field `id`, or a function of the row. None uses the row number.
         prompt: The column for the field `prompt`, or a function of the row.
-        columns: The columns of other fields, by field name, if a column's name differs from its field's; each may be a
-            name or a function of the row.
+        columns: The columns of other fields, by field name, needed only if a column's name differs from its field's.
+            Each may be a name or a function of the row.
 
     Raises:
         ValueError: If the data lacks a column, or the task type lacks a field. If the task type rejects a row, the
-            error is raised when that row is accessed; the message has the row's number and the field.
+            error is raised when that row is accessed. Its message has the row's number and the field.
     """
 
     def __init__(

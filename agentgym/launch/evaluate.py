@@ -73,7 +73,7 @@ async def evaluate(
         solved: Minimum reward of an attempt that solves its task.
         tasks: Tasks to run instead of the split's.
         split: The split to take the tasks from.
-        sandboxes: An open sandbox pool. If None, a pool is opened and closed if the env needs a sandbox.
+        sandboxes: An open sandbox pool. None opens a pool for this evaluation if the env needs a sandbox.
         concurrency: Maximum number of concurrent rollouts.
         sampling: Sampling settings; None uses the defaults.
         output_dir: Folder in which each rollout is stored when it ends, in the same format as training. None stores

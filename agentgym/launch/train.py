@@ -77,9 +77,10 @@ async def train_policy(
 
 @asynccontextmanager
 async def open_parts(run: RunConfig, losses: Losses) -> AsyncIterator[Parts]:
-    """Yield the run's parts. If `ray` isn't off, join the cluster, or start one on this machine.
+    """Yield the run's `Parts`, which open its trainer and its collectors.
 
-    Processes and rollouts that are lost on the cluster are counted in `losses`.
+    If `ray` isn't off, they are on a cluster: join the cluster, or start one on this machine. Processes and rollouts
+    that are lost on the cluster are counted in `losses`.
     """
     if run.ray == OFF:
         yield LocalParts(run)

@@ -25,17 +25,23 @@ from agentgym.errors.tracebacks import holder_of, place_of_frame
 log = logging.getLogger(__name__)
 
 NAP_S = 0.25
-"""Seconds between two beats of the clock's thread."""
+"""Seconds that the clock's thread sleeps before each beat. At a beat, it records the time and the standstills so
+far.
+"""
 LEAST_S = 1.0
-"""Minimum seconds of a standstill; a shorter gap counts toward the limits."""
+"""Minimum seconds of a standstill. A shorter gap counts toward the time limits."""
 HELD_S = 2.0
-"""Seconds that code must block an event loop before a warning names it. Each doubling of the time repeats it."""
+"""Seconds that code must block an event loop before a warning names it. The warning is repeated each time the seconds
+have doubled.
+"""
 PATIENCE_S = 2.0
-"""Maximum seconds that a loop waits for a late beat."""
+"""Maximum seconds that a loop waits for a late beat, which tells whether the process stood still."""
 THREAD = "agentgym-clock"
 """Name of the clock's thread, and of the thread that logs its warnings."""
 WAKE_S = 0.0005
-"""Maximum seconds that a wake-up to check the lock takes beyond the switch interval: timer slack, a sleeping core."""
+"""Maximum seconds, beyond the switch interval, that a thread takes to wake up and check the lock. Timer slack or a
+sleeping core can delay it.
+"""
 _OWN_USAGE: int | None = getattr(resource, "RUSAGE_THREAD", None)
 """The `getrusage` argument for a single thread; None outside of Linux, where standstills count like any other time."""
 
@@ -133,7 +139,7 @@ class LoopClock:
         self.held = Held()
 
     def __call__(self) -> float:
-        """Return the time; if a beat is late, first wait for it, since it tells whether the process stood still."""
+        """Return the time. If a beat is late, first wait for it, because it tells whether the process stood still."""
         heart = self._heart
         while True:
             beat = heart.beat  # Read before the time: a standstill between the two makes the beat late.
@@ -165,10 +171,10 @@ class Heart:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._missed: _Beat | None = None
-        """The last beat that no other one followed in time; no loop waits for its successor again."""
+        """The last beat after which the next one didn't come in time. No loop waits for that next beat again."""
 
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the loop a clock and start the thread if needed; do nothing if no thread can be started."""
+        """Give the loop a clock, and start the thread if needed. Do nothing if no thread can be started."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 begun = threading.Event()
@@ -209,7 +215,7 @@ class Heart:
             before = Reading.now() if said else now  # Time spent on logging isn't a standstill.
 
     def _has_work(self) -> bool:
-        """Return whether any loop is open; if not, the thread ends and the next loop starts another."""
+        """Return whether any loop is open. If none is, the thread ends, and the next loop starts another thread."""
         with self._lock:
             if any(clock.is_open for clock in list(self.clocks)):
                 return True
@@ -241,7 +247,7 @@ class Heart:
 
 
 class _Aside:
-    """Logs in a separate thread, so that a slow handler doesn't delay the beats; the thread ends when it is done."""
+    """Logs in a separate thread, so that a slow handler doesn't delay the beats. The thread ends when all is logged."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -280,10 +286,10 @@ _aside = _Aside()
 
 
 def keep_time(loop: asyncio.AbstractEventLoop) -> None:
-    """Make the loop's clock pause while the process stands still; call it in the loop's thread.
+    """Make the loop's clock pause while the process stands still. Call this function in the loop's thread.
 
     All timers and time limits of the loop follow this clock. A loop that has its own clock, such as uvloop's, keeps
-    it.
+    that clock.
     """
     if type(loop.time) is not LoopClock and type(loop).time is asyncio.BaseEventLoop.time and _OWN_USAGE is not None:
         _heart.keep(loop)

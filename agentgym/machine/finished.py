@@ -14,8 +14,8 @@ async def finished(work: Awaitable[T]) -> T:
         work: The work to wait for.
 
     Raises:
-        CancelledError: If the caller was cancelled; raised when the work is done, with an error of the work as its
-            cause.
+        CancelledError: When the work is done, if the caller was cancelled meanwhile. If the work failed, its error is
+            the cause.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

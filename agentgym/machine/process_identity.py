@@ -23,14 +23,17 @@ State: TypeAlias = Literal["alive", "ended", "unknown"]
 
 
 def owner() -> str:
-    """Return this process's identity, "host/boot/namespace/pid/start"; the host name is only for people."""
+    """Return this process's identity, "host/boot/namespace/pid/start".
+
+    The host name is only for people: `state_of` ignores it.
+    """
     return "/".join((socket.gethostname(), *_identity()))
 
 
 def state_of(who: str) -> State:
     """Return whether the process with this identity runs, or "unknown" if it isn't visible from here.
 
-    A process is visible if this one has the same kernel and the same PID namespace as the owner had. Host names aren't
+    A process is visible if the current process has the same kernel and the same PID namespace. Host names aren't
     reliable: containers share them, and a pod's name changes.
     """
     try:
@@ -44,21 +47,24 @@ def state_of(who: str) -> State:
 
 
 def new_folder(kind: str, within: Path | None = None) -> Path:
-    """Create an empty folder that only this user can open, and return it; its name contains this process's identity.
+    """Create an empty folder that only this user can open, and return its path.
 
-    The name is short because programs in an unsafe sandbox put Unix sockets below the folder, whose paths are limited
-    to 107 bytes.
+    Its name contains this process's identity. The name is short because programs in an unsafe sandbox put Unix
+    sockets below the folder, and a socket's path is limited to 107 bytes.
 
     Args:
         kind: The kind of folder, which becomes part of the name.
-        within: The parent folder; None means the folder for temporary files.
+        within: The parent folder. None means the folder for temporary files.
     """
     return Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{kind}-{_mark()}-", dir=within))
 
 
 @contextmanager
 def lent_folder(kind: str) -> Iterator[Path]:
-    """Yield a new folder that is locked while the block runs, and removed when it ends."""
+    """Yield a new folder that is removed when the block ends.
+
+    Until then the folder is locked, so that no other process takes it for a leftover.
+    """
     folder = new_folder(kind)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -70,7 +76,10 @@ def lent_folder(kind: str) -> Iterator[Path]:
 
 
 def _try_lock(file: int) -> None:
-    """Take a shared lock on a file; on a file system without locks, the folder's own name identifies its owner."""
+    """Take a shared lock on a file.
+
+    On a file system without locks, do nothing; the folder's name still identifies its owner.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
     except OSError as error:
@@ -79,7 +88,7 @@ def _try_lock(file: int) -> None:
 
 
 def remove_folder(folder: Path | str) -> None:
-    """Remove a folder and everything in it, however deep it is; leave whatever can't be removed."""
+    """Remove a folder and everything in it, however deep it is. Whatever can't be removed stays."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:
@@ -87,7 +96,7 @@ def remove_folder(folder: Path | str) -> None:
 
 
 def touch_folders() -> None:
-    """Mark this process's folders as recently used; call it every minute if one is kept for over an hour."""
+    """Mark this process's folders as recently used. Call it every minute if a folder is kept for over an hour."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*-{_mark()}-*"):
         try:
             os.utime(folder)

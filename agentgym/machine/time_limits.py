@@ -2,8 +2,8 @@
 
 They also pause while the process stands still, because the loop's clock does (`agentgym.machine.clock`).
 
-The module also makes task groups undo their own cancellation of their task; otherwise no limit would work after a
-failed group.
+The module also patches asyncio's task groups, so that a group undoes its own cancellation of its asyncio task.
+Otherwise no limit would work after a failed group.
 """
 
 import asyncio
@@ -20,10 +20,11 @@ T = TypeVar("T")
 
 
 class TimeLimit:
-    """`asyncio.timeout(seconds)`, except that time spent `off_the_clock` by its task or its child tasks doesn't count.
+    """A limit like `asyncio.timeout(seconds)`, except that time spent `off_the_clock` doesn't count.
 
-    `await limit.bound(work)` limits a coroutine; a later call is limited to the time that is left. For a block, `with
-    limit:` makes the limit known to the code inside, and `async with limit.running():` inside that starts the clock.
+    This is true of the limited asyncio task and of its child tasks. `await limit.bound(work)` limits a coroutine. A
+    later call is limited to the time that is left. For a block, `with limit:` makes the limit known to the code
+    inside, and `async with limit.running():` inside that starts the clock.
     """
 
     __slots__ = ("_loop", "_pauses", "_running", "_timeout", "_token", "left")
@@ -107,7 +108,7 @@ class TimeLimit:
         _running.discard(self)
 
     def expired(self) -> bool:
-        """Whether the time has run out."""
+        """Return whether the time has run out."""
         return self._timeout is not None and self._timeout.expired()
 
     def of(self, loop: asyncio.AbstractEventLoop) -> bool:
@@ -115,14 +116,14 @@ class TimeLimit:
         return self._loop in (None, loop)
 
     def pause(self) -> None:
-        """Pause the clock; it runs again when each caller of `pause` has called `resume`."""
+        """Pause the clock. It runs again when each caller of `pause` has called `resume`."""
         self._pauses += 1
         if self._timeout is not None and self._is_open() and (when := self._timeout.when()) is not None:
             self.left = when - asyncio.get_running_loop().time()
             self._timeout.reschedule(None)
 
     def resume(self) -> None:
-        """Undo one `pause`; the clock runs again after the last one, with the time that was left."""
+        """Undo one `pause`. After the last one is undone, the clock runs again with the time that was left."""
         self._pauses -= 1
         if self._timeout is not None and self._is_open() and not self._pauses:
             self._timeout.reschedule(asyncio.get_running_loop().time() + self.left)
@@ -150,7 +151,7 @@ def _rest(work: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T
 
 
 _running: set[TimeLimit] = set()
-"""The limits of this process that are running: their block was entered and not left."""
+"""The limits of this process whose clocks were started and not stopped yet. A paused limit is one of them."""
 _host_work: dict[asyncio.AbstractEventLoop, list[list[TimeLimit]]] = {}
 """For each loop, the limits that each open block of `all_clocks_stopped` pauses."""
 _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
@@ -163,7 +164,7 @@ class HeldTime:
 
 
 class Standstill:
-    """Counts the seconds during which at least one of its blocks is open, by its loop's clock."""
+    """Counts the seconds, on its loop's clock, during which at least one of its blocks is open."""
 
     __slots__ = ("_ended", "_loop", "_open", "_since")
 
@@ -177,7 +178,7 @@ class Standstill:
         return self.until(self._loop.time())
 
     def until(self, moment: float) -> float:
-        """Return the seconds up to a moment, which must not be before the last change."""
+        """Return the seconds up to a moment, which must not be before a block last began or ended."""
         return self._ended + (moment - self._since if self._open else 0.0)
 
     @contextmanager
@@ -195,12 +196,14 @@ class Standstill:
 
 
 at_the_gate: ContextVar[Standstill | None] = ContextVar("at_the_gate", default=None)
-"""Counts the time for which the scheduler holds back the attempt of this task, or of the task that started it."""
+"""Counts the time for which the scheduler holds back the attempt that this asyncio task, or the one that started it,
+runs. None if that time isn't counted.
+"""
 
 
 @contextmanager
 def counting_time_at_gate() -> Iterator[Standstill]:
-    """Count how long the scheduler holds back an attempt, in this block and the tasks started in it."""
+    """Count how long the scheduler holds back an attempt, in this block and in the asyncio tasks started in it."""
     held = Standstill()
     token = at_the_gate.set(held)
     try:
@@ -213,7 +216,7 @@ _counted: ContextVar[HeldTime | None] = ContextVar("counted", default=None)
 
 
 def count_held_time() -> HeldTime:
-    """Start counting the time that this task and those it starts spend `off_the_clock`.
+    """Start counting the time that this asyncio task, and those that it starts, spend `off_the_clock`.
 
     A later call starts a separate count.
     """
@@ -268,10 +271,10 @@ _leave_group: Any = asyncio.TaskGroup.__aexit__
 
 
 async def _leave_and_give_back(group: Any, *error: Any) -> Any:
-    """Leave the task group as Python 3.13 does: undo the group's own cancellation of its task afterward.
+    """Leave the task group as Python 3.13 does: afterward, undo the group's own cancellation of its asyncio task.
 
     If a child fails while its group is awaited, earlier versions leave `Task.cancelling()` one too high.
-    `asyncio.timeout` and the end of a rollout would mistake this for an outside cancellation of the task.
+    `asyncio.timeout` and the end of a rollout would mistake this for an outside cancellation of the asyncio task.
     """
     task, given_back = group._parent_task, group._parent_cancel_requested
     try:

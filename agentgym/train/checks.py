@@ -75,7 +75,7 @@ class ModelLimits:
 class TrainedOnce:
     """Records the groups that were trained on, so that none is trained on twice.
 
-    A group is identified by the task order and its position in it.
+    A group is identified by its task order and by its position in that order.
     """
 
     def __init__(self) -> None:

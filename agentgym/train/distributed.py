@@ -141,7 +141,7 @@ def find_device(name: str) -> torch.device:
 def gpus_here(device: str) -> tuple[int, ...]:
     """Return the numbers of this machine's GPUs that the processes train on. `device` is the trainer's device.
 
-    Only the GPUs that the processes can see are counted.
+    The numbers count only the GPUs that the processes can see, from 0.
     """
     if device == "cpu":
         return ()

@@ -185,9 +185,10 @@ class Learner:
         return plans[ranks.rank]
 
     def _old_logprobs(self, step: int, samples: list[Sample], plan: list[Indices]) -> list[Tensor]:
-        """Return the current policy's log-probabilities (BR) for each micro-batch; empty if they aren't needed.
+        """Return each micro-batch's log-probabilities ([B, R]) from before the call's first optimizer step.
 
-        They aren't needed for the first mini-batch of a call either, because its own forward passes compute them.
+        The result is empty if these aren't needed: with old_logprobs="engine", and for the first mini-batch of a
+        call, whose own forward passes compute them.
         """
         found: list[Tensor] = []
         if self.config.old_logprobs == "engine" or not step:
@@ -284,7 +285,7 @@ class Learner:
         """Yield the model as it was before training.
 
         Raises:
-            ValueError: If all weights are trained, and there is no copy of the original ones.
+            ValueError: If all weights have been trained, and there is no copy of the original ones.
         """
         if self.policy.adapted:
             with self.policy.without_adapter():

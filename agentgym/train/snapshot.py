@@ -89,7 +89,11 @@ class Snapshot:
             _remove_parts(folder)
 
     def write_policy(self, folder: Path, checkpoint: Path) -> None:
-        """Write the adapter, or the whole model from this snapshot's checkpoint, into `folder`."""
+        """Write the adapter, or the whole model, into `folder`.
+
+        A whole model is read from `checkpoint`, the folder that this snapshot was written to, because the snapshot
+        has only one rank's part of it.
+        """
         if self.adapter is not None:
             write_adapter(self.adapter, folder)
         else:

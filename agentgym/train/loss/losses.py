@@ -221,7 +221,10 @@ def _metrics(loss: Tensor, gap_BR: Tensor, entropy_BR: Tensor, term: _Term, loss
 
 
 def _clipped(ratio_BR: Tensor, advantages_BR: Tensor, config: TrainConfig) -> Tensor:
-    """Return the smaller of ratio x advantage and clipped ratio x advantage."""
+    """Return the smaller of ratio x advantage and clipped ratio x advantage.
+
+    With dual_clip, the result of a token with a negative advantage is at least dual_clip x advantage.
+    """
     clipped_BR = ratio_BR.clamp(1 - config.clip_eps_low, 1 + config.clip_eps_high)
     gain_BR = torch.minimum(ratio_BR * advantages_BR, clipped_BR * advantages_BR)
     if config.dual_clip is None:
