@@ -11,7 +11,7 @@ Every estimator is the distance to the group's mean, divided by the estimator's 
     maxrl        mean; the advantage is 0 if the mean is 0    MaxRL, arXiv 2602.02710
 
 s is the standard deviation of the group's rewards, and S that of reward - mean over the rollouts of all groups with a
-signal; both are unbiased. The REINFORCE++ paper computes S over tokens; here each rollout counts once, regardless of
+signal. Both are unbiased. The REINFORCE++ paper computes S over tokens. Here, each rollout counts once, regardless of
 its length. MaxRL maximizes log(mean reward), which is the log-likelihood of success if rewards are 0 and 1. A
 negative reward has no logarithm and raises ValueError, and a group without any success has no gradient.
 
@@ -79,7 +79,9 @@ def advantages(
             f"{len(group)} group ids"
         )
     if np.isinf(reward).any():
-        raise ValueError(f"reward: not finite in row {int(np.isinf(reward).argmax())}")
+        raise ValueError(
+            f"reward: row {int(np.isinf(reward).argmax())} is infinite; pass a number, or None if there is no reward"
+        )
     if n_rollouts == len(rollout) and (rollout[1:] > rollout[:-1]).all():
         reward_of, group_of = reward, group  # each rollout has one row, in order
     else:

@@ -48,7 +48,8 @@ def row_source(data: Any) -> RowSource:
         rows = rows_of_columns(data, ())
         if not rows or any(isinstance(value, Mapping) for value in rows[0].values()):
             raise ValueError(
-                f"data: give one sequence of rows, got a mapping with the keys {', '.join(map(str, data))}"
+                f"data: expected one sequence of rows, got a mapping with the keys {', '.join(map(str, data))}; "
+                "pass one split, or a list of rows"
             )
         return RowSource(len(rows), _names(data), rows.__getitem__, True)
     if _is_pandas(data):

@@ -85,9 +85,9 @@ class Reading:
     def still_since(self, before: "Reading", slept: float) -> tuple[float, float]:
         """Return the seconds of standstill since `before` on the monotonic clock, and the seconds of suspension.
 
-        A thread that waits for the interpreter's lock wakes up once per switch interval, and each wake-up takes a
-        moment; at short intervals this is most of its wait. Each wake-up is counted at its maximum, so that a held
-        lock is never mistaken for a standstill.
+        A thread that waits for the interpreter's lock wakes up once per switch interval. Each wake-up takes a moment.
+        At short intervals, these moments add up to most of the wait. Each wake-up is counted at its maximum, so that
+        a held lock is never mistaken for a standstill.
 
         Args:
             before: The earlier reading.
@@ -120,7 +120,7 @@ class _Beat(NamedTuple):
 
 @dataclass(slots=True)
 class Held:
-    """A function that blocks a loop."""
+    """The function that blocks a loop, and since when; the name is "" if no function does."""
 
     holder: str = ""
     since: float = 0.0

@@ -134,7 +134,10 @@ class TimeLimit:
 
 @coroutine
 def _rest(work: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
-    """Run a coroutine to its end after it was run to its first wait; `waits_for` is the object it awaits there."""
+    """Run a coroutine to its end after it was run to its first wait.
+
+    `waits_for` is the object that the coroutine awaits there.
+    """
     while True:
         try:
             yield waits_for
@@ -158,7 +161,7 @@ _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
 
 
 class HeldTime:
-    """Counts the seconds spent off the clock."""
+    """Counts the seconds spent `off_the_clock` (see `count_held_time`)."""
 
     seconds = 0.0
 
@@ -227,7 +230,7 @@ def count_held_time() -> HeldTime:
 
 @contextmanager
 def off_the_clock() -> Iterator[None]:
-    """Pause the enclosing time limits of this event loop for this block.
+    """Pause the time limits of this event loop that enclose this block, until the block ends.
 
     Limits of another loop, whose context a thread has inherited, keep running, because a thread must not touch them.
     """

@@ -117,7 +117,10 @@ def last_checkpoint(folder: Path) -> Checkpoint:
             return Checkpoint(step=step, state=load_state(steps[step]), folder=steps[step])
         except ValueError as error:
             warnings.warn(printable(f"checkpoint {steps[step]} is not used: {error}"), stacklevel=2)
-    raise ValueError(f"resume: no complete checkpoint in {folder} (checked {len(steps)})")
+    raise ValueError(
+        f"resume: no complete checkpoint in {folder} (checked {len(steps)}); resume from another folder, or "
+        "start a new run"
+    )
 
 
 def load_state(path: Path) -> dict[str, Any]:

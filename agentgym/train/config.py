@@ -43,7 +43,7 @@ class TrainConfig:
     """
     lora_targets: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = ("all-linear",)
     """Names of the linear layers that get an adapter, such as q_proj. all-linear means every linear layer of the
-    decoder except expert routers and projections whose weight a state-space kernel reads directly; the output layer
+    decoder except expert routers and projections whose weight a state-space kernel reads directly. The output layer
     never gets an adapter. experts means expert weights that are stored as one stacked tensor."""
     rslora: bool = False
     """Whether to scale the adapter by lora_alpha / sqrt(lora_rank) instead of lora_alpha / lora_rank, so that a higher
@@ -66,9 +66,9 @@ class TrainConfig:
     decay: Literal["linear", "cosine"] = "linear"
     """Shape of the learning rate's decay; applies only if decay_steps is set."""
     loss: Loss = "ppo"
-    """Loss function. ppo clips each token's probability ratio; cispo weights each token's gradient by its clipped
-    ratio; gspo clips the mean ratio of each segment; gspo_rollout clips the mean ratio of each rollout, at the cost of
-    one extra forward pass; sft is the cross-entropy of demonstrations."""
+    """Loss function. ppo clips each token's probability ratio. cispo weights each token's gradient by its clipped
+    ratio. gspo clips the mean ratio of each segment. gspo_rollout clips the mean ratio of each rollout, at the cost of
+    one extra forward pass. sft is the cross-entropy of demonstrations."""
     clip_eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Lower clip range: a token's probability ratio is clipped at 1 - clip_eps_low, below which the loss doesn't push
     it further down.
@@ -98,8 +98,8 @@ class TrainConfig:
     """Largest importance weight of a token or a sequence, at least 1. The mask settings of importance_sampling accept
     ratios in 1/is_cap..is_cap."""
     old_logprobs: Literal["engine", "trainer"] = "engine"
-    """Log-probabilities in the denominator of the clipped ratio: engine uses the engine's log-probabilities from when
-    the token was sampled, trainer uses the trainer's log-probabilities from before the batch's first optimizer step.
+    """Log-probabilities in the denominator of the clipped ratio. engine uses the engine's log-probabilities from when
+    the token was sampled. trainer uses the trainer's log-probabilities from before the batch's first optimizer step.
     With trainer, importance_sampling corrects for the difference between the two, at the cost of one extra forward
     pass for every mini-batch except the first.
     """

@@ -96,8 +96,8 @@ class Critic:
     def learn(self, returns: Mapping[SampleKey, Floats]) -> dict[str, float]:
         """Take `value_epochs` steps of the head toward these returns. Return metrics of the values before the steps.
 
-        `returns` contains the returns of all ranks by sample, in the order of `values`, and must have passed
-        `refuse_returns`.
+        `returns` contains the returns of all ranks' samples. A sample has one return for each of its values, in their
+        order. The returns must have passed `refuse_returns`.
         """
         kept, self._kept, self.asked = self._kept, {}, {}
         mine = sorted(kept.keys() & returns.keys())

@@ -26,7 +26,7 @@ end.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process as one of the processes that train together."""
+    """The place of this process among the processes that train together, and its communication with them."""
 
     rank: int
     world: int
@@ -66,8 +66,9 @@ class Ranks:
 
 
 def open_ranks(device: str, *, group: bool = False) -> Ranks:
-    """Join the processes that torchrun started. A single process gets a process group only if `group` is true.
+    """Join the processes that torchrun started, and return this process's place among them.
 
+    A single process gets a process group only if `group` is true, which is needed if the model is sharded with FSDP2.
     Communication uses gloo on the CPU and nccl on GPUs. A process group that is already open is used and left open.
     """
     chosen = find_device(device)
@@ -133,7 +134,7 @@ def find_device(name: str) -> torch.device:
         return torch.device(name)
     device = torch.device("cuda", gpu_number(name, gpus))
     if ":" in name and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
-        raise ValueError(f"device: each process needs its own GPU, but {name} is a single one; set cuda")
+        raise ValueError(f"device: each process needs its own GPU, but {name} is a single one; set device to cuda")
     torch.cuda.set_device(device)
     return device
 

@@ -62,7 +62,7 @@ class Snapshot:
     part: Mapping[str, Tensor] | None
     """This rank's part of a whole model's weights and moments, or None if an adapter is trained."""
     name: str
-    """Name of the snapshot, the same on all ranks."""
+    """Random name of the snapshot, the same on all ranks, from which the ranks name the folder of their parts."""
 
     def write_checkpoint(self, folder: Path, step: int, *, run: Mapping[str, Any], keep: int) -> None:
         """Write this rank's part of a checkpoint. On rank 0, the whole checkpoint is complete on return.
@@ -229,7 +229,7 @@ class _Unpickler(pickle.Unpickler):
     """Unpickles only the types that torch writes into `.metadata`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the named object if it is allowed."""
+        """Return the named object if torch writes it into `.metadata`, otherwise raise UnpicklingError."""
         if name in _PICKLED.get(module, ()) or (
             module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         ):

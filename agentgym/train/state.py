@@ -76,7 +76,7 @@ def load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[Tensor, Mapp
 def policy_settings(policy: PolicyModel, config: TrainConfig) -> dict[str, Any]:
     """Return the settings that a checkpoint must share with the run that loads its weights, such as the base model.
 
-    With other settings, the weights would be another policy; `refuse_other_policy` compares them.
+    With other settings, the weights would be another policy. `refuse_other_policy` compares the settings.
     """
     same = {"method": config.method, "model": policy.base_fingerprint, "temperature": config.temperature}
     if not policy.adapted:

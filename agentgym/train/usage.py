@@ -69,7 +69,7 @@ def needed_flops(model: nn.Module, lengths: Sequence[int]) -> float:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the peak bfloat16 FLOP/s of this GPU, or None if unknown."""
+    """Return the peak bfloat16 FLOP/s of this GPU, or None on a CPU and for a GPU that isn't in PEAK_TFLOPS."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

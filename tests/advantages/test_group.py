@@ -183,7 +183,7 @@ def test_the_given_rewards_are_not_changed() -> None:
 def test_unequal_columns_an_infinite_reward_and_an_unknown_estimator_are_refused() -> None:
     with pytest.raises(ValueError, match="2 rewards, 1 rollout ids, 1 group ids"):
         advantages([1, 2], [0], [0])
-    with pytest.raises(ValueError, match="not finite in row 1"):
+    with pytest.raises(ValueError, match="row 1 is infinite"):
         advantages([0, np.inf], [0, 1], [0, 0])
     with pytest.raises(ValueError, match=r"estimator: expected one of .*, got 'gae'; .*credit=\"turn\""):
         advantages([0, 1], [0, 1], [0, 0], estimator="gae")  # type: ignore[arg-type]

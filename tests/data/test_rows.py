@@ -124,7 +124,7 @@ def test_an_unknown_column_or_field_is_refused_before_a_row_is_read(given: Any, 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ({"train": [], "test": []}, "^data: give one sequence of rows, got a mapping with the keys train, test"),
+        ({"train": [], "test": []}, "^data: expected one sequence of rows, got a mapping with the keys train, test"),
         (iter(PLAIN), "^data: must have a length and rows by index, got list_iterator"),
         (set(), "^data: must have a length and rows by index, got set"),
         ("rows", "^data: must have a length and rows by index, got str"),

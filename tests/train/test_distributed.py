@@ -58,7 +58,7 @@ def test_one_gpu_for_several_processes_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     with pytest.raises(
-        ValueError, match=r"^device: each process needs its own GPU, but cuda:1 is a single one; set cuda"
+        ValueError, match=r"^device: each process needs its own GPU, but cuda:1 is a single one; set device to cuda"
     ):
         find_device("cuda:1")
 

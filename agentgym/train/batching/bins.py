@@ -26,7 +26,7 @@ class Cost:
     square: float = 0.0
 
     def of(self, tokens: Ints, squares: Ints) -> NDArray[np.float64]:
-        """Return the costs, given numbers of tokens and sums of squared lengths."""
+        """Return the costs of bins or samples, given each one's number of tokens and sum of squared sample lengths."""
         return self.linear * tokens + self.square * squares
 
 
@@ -48,7 +48,8 @@ class Limit:
 def best_fit(sizes: Ints, budget: int) -> list[Indices]:
     """Put each item, largest first, into the open bin that it leaves with the least free space.
 
-    An item over the budget gets a separate bin. Returns the bins as indices into `sizes`.
+    A bin has room for sizes that add up to `budget`. An item over the budget gets a separate bin. Returns the bins as
+    indices into `sizes`.
     """
     order = np.argsort(-sizes, kind="stable")
     count = len(order)

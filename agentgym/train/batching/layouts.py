@@ -57,7 +57,7 @@ class Inputs(ABC):
         return replace(self, **moved)
 
     def scatter_to_samples(self, values_N: Tensor, loss_mask_BR: Tensor) -> Tensor:
-        """Arrange N values by sample and response token, with 0 for untrained tokens.
+        """Arrange N values by sample and response token ([B, R]), with 0 for untrained tokens.
 
         The gradient of a shared value is the sum over the tokens that share it.
         """

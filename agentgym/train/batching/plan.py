@@ -29,8 +29,8 @@ LENGTH = Cost()
 def cost_of(balance: Balance, hidden: int) -> Cost:
     """Return the cost of L tokens that is balanced between ranks.
 
-    It is L (length), L^2 (square), or in proportion to the FLOPs, L + L^2 / (6 hidden). The latter holds for a layer
-    of 12 hidden^2 weights, which takes 24 hidden^2 FLOPs per token and 4 hidden per pair of tokens (arXiv
+    It is L (length), L^2 (square), or L + L^2 / (6 hidden) (flops). The last one is in proportion to the FLOPs of a
+    layer of 12 hidden^2 weights, which takes 24 hidden^2 FLOPs per token and 4 hidden per pair of tokens (arXiv
     2104.04473).
     """
     if balance == "length":
@@ -73,8 +73,8 @@ def plan_step(
 ) -> Plan:
     """Return the micro-batches of each rank for one optimizer step.
 
-    They are planned as in `plan_lengths`, except under `tree`: samples that share a prefix are then put together, and
-    the budget and the cost count each unique token of a micro-batch once.
+    The micro-batches are planned as in `plan_lengths`, except under `tree`. There, samples that share a prefix are put
+    together, and the budget and the cost count each unique token of a micro-batch once.
     """
     if layout != "tree":
         lengths = [len(sample) for sample in samples]
@@ -142,7 +142,7 @@ def assign_to_ranks(bins: Sequence[Indices], ranks: int) -> Plan:
 
 
 def over_budget(lengths: Sequence[int], max_tokens_per_microbatch: int | None) -> int:
-    """Return how many samples alone exceed a micro-batch's token budget. Each of them gets a separate micro-batch."""
+    """Return how many samples have more tokens than a micro-batch may. Each of them gets a separate micro-batch."""
     return 0 if max_tokens_per_microbatch is None else sum(length > max_tokens_per_microbatch for length in lengths)
 
 

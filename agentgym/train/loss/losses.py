@@ -49,7 +49,7 @@ class LossSums:
 
 
 def denominator(samples: Sequence[Sample], loss_agg: LossAgg) -> float:
-    """Return the divisor of a mini-batch's sum: its number of trained tokens, samples or rollouts, or a constant.
+    """Return the divisor of a mini-batch's loss: its number of trained tokens, samples or rollouts, or a constant.
 
     Samples and rollouts without trained tokens don't count.
     """

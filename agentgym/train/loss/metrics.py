@@ -10,13 +10,13 @@ from agentgym.train.loss.losses import LossSums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """The report of one micro-batch on one rank."""
+    """The report of one micro-batch's forward and backward pass on one rank, from which metrics are computed."""
 
     step: int
     """Index of the optimizer step within the call, starting at 0."""
     number: int
-    """Index of the micro-batch within the optimizer step, starting at 0. Ranks reduce the micro-batches with the same
-    index together.
+    """Index of the micro-batch within the optimizer step, starting at 0. The ranks' micro-batches with the
+    same index are computed at the same time, and their gradients are reduced together.
     """
     rollouts: tuple[str, ...]
     """Ids of the rollouts trained in this micro-batch; empty for padding."""

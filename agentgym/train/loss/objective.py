@@ -29,7 +29,7 @@ class Objective:
 
     config: TrainConfig
     denominator: float
-    """Divisor of the mini-batch's sum."""
+    """Divisor of the sum over the mini-batch (see `losses.denominator`)."""
     sequences: Mapping[str, float] | None = None
     """For the loss gspo_rollout, the logarithm of each rollout's sequence ratio, by rollout id; None for other
     losses.

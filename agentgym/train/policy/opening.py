@@ -254,7 +254,10 @@ def find_logit_map(model: Any) -> LogitMap:
 
 
 def _candidates(model: Any) -> list[LogitMap]:
-    """Return the maps that are possible with the numbers in the config. The map that changes nothing comes first."""
+    """Return the maps that are possible with the numbers in the config.
+
+    The map that changes nothing comes first, so it is chosen if several maps fit equally well.
+    """
     values: dict[str, float] = {}
     for config in (model.config, model.config.get_text_config()):
         for name, value in config.to_dict().items():

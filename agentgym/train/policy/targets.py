@@ -42,7 +42,7 @@ class Coverage:
 
 
 def find_targets(model: Any, targets: tuple[str, ...]) -> Targets:
-    """Return the weights named by `targets`.
+    """Return the weights that get an adapter, given the names in the config's `lora_targets`.
 
     A layer that ALL_LINEAR leaves out, such as a router of experts, is included only if it is named.
 
@@ -138,7 +138,7 @@ def _linear(model: Any) -> dict[str, nn.Module]:
 
 
 def _ends(model: Any) -> dict[str, str]:
-    """Return what the output layer and the embeddings are called in messages, by the last part of their names."""
+    """Return a description of the output layer and of each embedding, for messages, by the last part of its name."""
     head = model.get_output_embeddings()
     found = {n: "an embedding" for n, part in model.named_modules() if isinstance(part, nn.Embedding)}
     found |= {n: "the output layer" for n, part in model.named_modules() if part is head}
