@@ -20,7 +20,7 @@ def branch_advantages(
     Args:
         rollouts: Scored rollouts of any number of groups.
         estimator: dr_grpo or rloo.
-        role: Role whose rewards are used, "" for the rollout's own reward. All rollouts must have this reward; a
+        role: Role whose rewards are used, "" for the rollout's own reward. All rollouts must have this reward. A
             branch without it is ignored.
 
     Raises:

@@ -66,10 +66,10 @@ async def evaluate(
     Args:
         env: The env's class, its registered name, or its location, such as `"my_env:Pointers"`.
         model: An open engine, a model's folder or hub name, an adapter's folder, or the URL of a chat endpoint.
-        n: Number of tasks to run, from the start of the split or of `tasks`; None runs the first
-            128, or all if there are fewer. If `n` is more than there are, a warning is logged.
+        n: Number of tasks to run, from the start of the split or of `tasks`. None runs the first
+            128, or all if there are fewer. If `n` is larger than the number of tasks, a warning is logged.
         k: Number of attempts per task.
-        seed: Seed of all random draws. Each attempt at a task has different draws; the same seed repeats them.
+        seed: Seed of all random draws. Each attempt at a task has different draws. The same seed repeats them.
         solved: Minimum reward of an attempt that solves its task.
         tasks: Tasks to run instead of the split's.
         split: The split to take the tasks from.
@@ -83,10 +83,11 @@ async def evaluate(
         retry_failed: Whether to run the folder's failed rollouts again.
         progress: Whether to show a progress bar on stderr.
         models: Models that the env uses by name, each given like `model`.
-        ray: Ray cluster to run on: `auto` joins a running one or starts one on this machine, HOST:PORT joins that
-            one, `off` runs in this process. Each worker opens the model itself, so `model` must be a name, a folder,
-            an endpoint, or an engine on servers. If a worker is lost, it is replaced and its rollouts are run again.
-        workers: Number of worker processes on the cluster; None starts one per node, or one per unit of the Ray
+        ray: Ray cluster to run on. `auto` joins a running cluster, or starts one on this machine. HOST:PORT joins that
+            cluster. `off` runs in this process. Each worker opens the model itself, so `model` must be a name, a
+            folder, an endpoint, or an engine on servers. If a worker is lost, it is replaced and its rollouts are run
+            again.
+        workers: Number of worker processes on the cluster. None starts one per node, or one per unit of the Ray
             resource "sandbox" if the cluster has any.
 
     Returns:
