@@ -30,7 +30,7 @@ from agentgym.train.policy.row import as_now
 def open_policy(path: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> PolicyModel:
     """Return the policy on this rank's device, sharded if there are several ranks or the config requires it.
 
-    Only rank 0 reads the weights. Every rank must call it.
+    Only rank 0 reads the weights, except that with `offload` every rank reads them. Every rank must call it.
 
     Raises:
         ValueError: On all ranks, if the model can't be read, if `offload` is set without a GPU or without shards, or
