@@ -10,6 +10,7 @@ import agentgym as ag
 from agentgym.bridges import trl as bridge
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
+from agentgym.tools import DynamicTool
 from envs.chase.env import Chase, ChaseTask
 from envs.nim.env import Nim
 
@@ -159,6 +160,29 @@ def test_an_env_that_fails_has_no_reward() -> None:
         assert bridge.reward([[said("bye")]], [place]) == [None]
         place.reset(**row())
         assert bridge.reward([[said("bye")]], [place]) == [0.0]
+
+
+def test_tools_of_forks_alone_are_left_out() -> None:
+    class Delegating(Odd):
+        @ag.tool(root=False)
+        def look(self) -> str:
+            """Look closer; only forks may."""
+            return ""
+
+    with bridge.environment_factory(Delegating) as make:
+        place: Any = make()
+        assert not hasattr(place, "look")
+        assert place.reset(**row()) is None
+
+
+def test_an_env_whose_instances_add_tools_is_refused() -> None:
+    class Adding(Odd):
+        async def extra_tools(self) -> list[DynamicTool]:
+            schema = {"type": "object", "properties": {}}
+            return [DynamicTool("more", "Do more.", schema, lambda: "")]
+
+    with bridge.environment_factory(Adding) as make, pytest.raises(ValueError, match="TRL uses the tools of a class"):
+        make().reset(**row())
 
 
 def test_messages_of_the_env_after_the_prompt_are_passed_to_trl() -> None:

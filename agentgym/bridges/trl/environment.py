@@ -15,7 +15,7 @@ from agentgym.environments.task_rows import split_tasks, task_type
 from agentgym.errors.extras import needs_extra
 from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.seeds import seed_for
-from agentgym.tools.tool import class_tools
+from agentgym.tools.tool import Tool, class_tools
 from agentgym.types.messages import Function, Message, ToolCall
 from agentgym.types.rollout import StopReason
 from agentgym.types.task import Task
@@ -59,7 +59,7 @@ class TRLEnvironment:
         self._episodes += 1
         messages, info = self._thread.run(lambda: self._player.reset(made, seed=seed, options=None))
         self._earned, self._over = 0.0, False
-        if len(info["tools"]) != len(class_tools(self.env)):
+        if {schema["function"]["name"] for schema in info["tools"]} != _root_tools(self.env).keys():
             raise ValueError(
                 f"{self.env.__name__}: TRL uses the tools of a class, not those of an instance; declare each with "
                 "@ag.tool"
@@ -100,6 +100,11 @@ class TRLEnvironment:
             self._thread.close()
 
 
+def _root_tools(env: type) -> dict[str, Tool]:
+    """Return the class's tools that the main conversation may call, by name."""
+    return {name: tool for name, tool in class_tools(env).items() if tool.root}
+
+
 @contextmanager
 def environment_factory(
     env: str | type[Env[Any]], *, spec: SandboxSpec | None = None, sandboxes: SandboxPool | None = None, seed: int = 0
@@ -123,7 +128,7 @@ def environment_factory(
         raise ValueError(
             f"env: {cls.__name__} is a mixture or an ag.AgentEnv; give TRL a dict of factories, one per env"
         )
-    tools = {name: tool.schema["function"] for name, tool in class_tools(cls).items() if tool.root}
+    tools = {name: tool.schema["function"] for name, tool in _root_tools(cls).items()}
     if taken := [name for name in tools if name in ("reset", "get_reward") or name.startswith("_")]:
         raise ValueError(f"env: TRL does not accept {taken[0]!r} of {cls.__name__} as a tool; rename it")
     methods = {name: tool_method(name, schema) for name, schema in tools.items()}
