@@ -27,7 +27,7 @@ from agentgym.types.messages import Message, ToolCall
 _READ = frozenset(
     ("messages", "model", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "metadata")
 )
-"""Fields that are honored, or that change nothing."""
+"""Request fields that cause no warning: they are either followed, or have no effect on sampling."""
 _ENDS = {"stop": "end_turn", "stop_text": "stop_sequence", "length": "max_tokens", "tool_calls": "tool_use"}
 _KINDS = {
     400: "invalid_request_error",
@@ -37,16 +37,19 @@ _KINDS = {
     413: "request_too_large",
 }
 _OWN = ("thinking", "redacted_thinking")
-"""Blocks that repeat the policy's reasoning, which is already known by its ids."""
+"""Types of blocks in which an agent sends the policy's reasoning back.
+
+They are skipped, because the stored ids of the policy's turns already contain the reasoning.
+"""
 
 
 def read(said: Mapping[str, Any], *, counts: bool = False) -> AgentRequest:
-    """Return the request in the body of POST /v1/messages.
+    """Convert the body of POST /v1/messages to an AgentRequest.
 
     If `counts`, the body is that of /v1/messages/count_tokens, which samples nothing and needs no `max_tokens`.
 
     Raises:
-        RefusedError: If a field is missing or wrong; the message names the field.
+        RefusedError: If a field is missing or wrong. The message names the field.
     """
     given(said, "messages", list)
     system = parts_text(said.get("system"), "system")
@@ -75,7 +78,7 @@ def _not_followed(said: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[s
 
 
 def _messages(said: Mapping[str, Any], where: str) -> list[Message]:
-    """Convert an Anthropic message; tool results in it become separate messages before its text."""
+    """Convert an Anthropic message. Each tool result in it becomes a separate message before the message's text."""
     role = given(said, "role", str, where)
     if role not in ("user", "assistant"):
         raise wrong(f"{where}role", "must be user or assistant", role)
@@ -126,13 +129,13 @@ def _tool(said: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def written(request: AgentRequest, answer: AgentAnswer) -> dict[str, Any]:
-    """Return the body of a response."""
+    """Return the body of a response that isn't streamed."""
     usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens}
     return _head(request, list(_blocks(answer)), usage) | _end(answer)
 
 
 def events(request: AgentRequest, answer: AgentAnswer) -> list[bytes]:
-    """Return a response as events, with its text cut into pieces."""
+    """Return a streamed response: its server-sent events, with the text split over several of them."""
     usage = {"input_tokens": answer.prompt_tokens, "output_tokens": 1}
     made = [_event("message_start", message=_head(request, [], usage))]
     for index, block in enumerate(_blocks(answer)):
@@ -150,7 +153,7 @@ def events(request: AgentRequest, answer: AgentAnswer) -> list[bytes]:
 
 
 def error(refused: RefusedError) -> dict[str, Any]:
-    """Return the body of an error."""
+    """Return the body of the response to a refused request."""
     kind = _KINDS.get(refused.status, "api_error")
     message = f"prompt is too long: {refused.message}" if refused.kind == "context" else refused.message
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}

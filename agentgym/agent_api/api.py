@@ -1,4 +1,4 @@
-"""The API that an agent sends requests to: its routes, its key, and the handling of each request."""
+"""The API through which an agent queries the policy: its routes, its key, and the handling of each request."""
 
 import asyncio
 import hmac
@@ -19,7 +19,7 @@ from agentgym.errors.tracebacks import describe
 log = logging.getLogger(__name__)
 
 MODEL = "policy"
-"""The name under which the policy is listed; requests for any other model are answered, too."""
+"""The only model name that the API lists. A request that names any other model is answered by the policy, too."""
 _ROUTES = {"/v1/chat/completions": "POST", "/v1/messages": "POST", "/v1/messages/count_tokens": "POST"}
 _RESPONSES = "/v1/responses"
 _NO_RESPONSES = (
@@ -36,34 +36,42 @@ _MODEL = {
     "owned_by": "agentgym",
     "display_name": MODEL,
 }
-"""The model as both APIs list it."""
+"""The description of the model in the responses of /v1/models, with the fields of both APIs."""
 MAX_WARNED = 20
-"""Maximum number of settings to warn about per env, since the code in the sandbox chooses their names."""
+"""Maximum number of ignored settings to warn about per env. There must be a limit, because the code in the sandbox
+chooses
+the settings' names.
+"""
 _warned: dict[str, set[str]] = {}
 _BYTES = 4
-"""Estimated bytes of text per sampled id."""
+"""Estimated bytes of a response per sampled id, to decide whether to build the response in a thread."""
 
 
 class AgentApi:
-    """The API of one rollout, whose key gives access to that rollout's policy.
+    """The API of one rollout. Its key gives access to that rollout's policy only.
 
-    It supports OpenAI's chat completions and Anthropic's messages. Clients are told not to retry a refused request.
+    The API supports OpenAI's chat completions and Anthropic's messages. It tells clients not to retry a refused
+    request.
     """
 
     def __init__(self, policy: Policy, key: str, name: str) -> None:
         self._policy, self._key, self._name = policy, key, name
         self.answered = self.refused = 0
         self.refusal: RefusedError | None = None
-        """The error with which the last request was refused, or None if it was answered."""
+        """The error with which the last request was refused, or None if that request was answered."""
         loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = loop.create_future()
-        """Name of the limit that ended the rollout; set when a request comes after the limit was reached."""
+        """Name of the limit that ended the rollout, such as "turns". It is set when a request is refused because of the
+        limit.
+        """
         self.failed: asyncio.Future[BaseException] = loop.create_future()
-        """The error of the policy, such as an EngineError, if one occurred."""
+        """The first error that isn't a RefusedError, such as an EngineError of the policy. It makes the rollout
+        fail.
+        """
         self._large = LargeRequests()
 
     async def handle(self, request: HttpRequest) -> HttpAnswer:
-        """Respond to a request; every error becomes a response in the format of the request's API."""
+        """Respond to a request. Every error becomes a response in the format of the request's API."""
         path = request.path.rstrip("/")
         speaks_anthropic = path.startswith("/v1/messages") or "anthropic-version" in request.headers
         api = anthropic_messages if speaks_anthropic else chat_completions
@@ -115,7 +123,7 @@ class AgentApi:
 
 
 def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
-    """Read a body, or raise RefusedError for any problem with it, because the code in the sandbox wrote it."""
+    """Parse a request's body. The code in the sandbox wrote it, so any error in parsing it becomes a RefusedError."""
     try:
         said = read_object(body)
         read: AgentRequest = api.read(said, counts=True) if counts else api.read(said)
@@ -128,7 +136,10 @@ def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
 
 
 def _written(api: ModuleType, asked: AgentRequest, answer: AgentAnswer) -> HttpAnswer:
-    """Write a response; a failure is an error for the agent only, because the policy wrote the response."""
+    """Build the response. An error here becomes a RefusedError, because it comes from what the policy wrote.
+
+    The agent gets the error as its response, and the rollout continues.
+    """
     try:
         if not asked.stream:
             return _json(200, api.written(asked, answer))
@@ -155,7 +166,7 @@ def _json(status: int, said: Mapping[str, Any], headers: Mapping[str, str] | Non
 
 
 def _warn_of(name: str, setting: str) -> None:
-    """Warn once per env and setting, for the first MAX_WARNED settings, that the setting is ignored."""
+    """Warn that a setting is ignored: once per env and setting, and for at most MAX_WARNED settings per env."""
     warned = _warned.setdefault(name, set())
     if setting in warned or len(warned) == MAX_WARNED:
         return

@@ -31,19 +31,20 @@ _READ = frozenset(
         *("stream_options", "n", "response_format", "logprobs", "user", "metadata", "store"),
     )
 )
-"""Fields that are honored, that are refused below, or that change nothing."""
+"""Request fields that cause no warning: they are followed, checked by `_refuse`, or have no effect on sampling."""
 _ENDS = {"stop": "stop", "stop_text": "stop", "length": "length", "tool_calls": "tool_calls"}
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 500: "server_error"}
 _CODES = {"context": "context_length_exceeded"}
 _PIECE = 64
-"""Characters per event."""
+"""Characters of text per event of a streamed response."""
 
 
 def read(said: Mapping[str, Any]) -> AgentRequest:
-    """Return the request in the body of POST /v1/chat/completions.
+    """Convert the body of POST /v1/chat/completions to an AgentRequest.
 
     Raises:
-        RefusedError: If a field has a value that can't be honored; the message names the field.
+        RefusedError: If a field is missing or wrong, or has a value that isn't supported. The message names the
+            field.
     """
     _refuse(said)
     given(said, "messages", list)
@@ -66,7 +67,7 @@ def read(said: Mapping[str, Any]) -> AgentRequest:
 
 
 def _refuse(said: Mapping[str, Any]) -> None:
-    """Refuse options that the endpoint does not support and must not silently ignore."""
+    """Raise RefusedError for options that the API doesn't support and can't ignore without changing the result."""
     if said.get("n") not in (None, 1):
         raise wrong("n", "must be 1; send another request for another answer", said["n"])
     if (may(said, "response_format", dict) or {"type": "text"}).get("type") != "text":
@@ -121,7 +122,7 @@ def _tool(said: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def written(request: AgentRequest, answer: AgentAnswer) -> dict[str, Any]:
-    """Return the body of a response."""
+    """Return the body of a response that isn't streamed."""
     message = dict(answer.message) | {"refusal": None}
     if calls := _calls(answer):
         message |= {"tool_calls": calls, "content": answer.message["content"] or None}
@@ -130,7 +131,7 @@ def written(request: AgentRequest, answer: AgentAnswer) -> dict[str, Any]:
 
 
 def events(request: AgentRequest, answer: AgentAnswer) -> list[bytes]:
-    """Return a response as events, with its text cut into pieces."""
+    """Return a streamed response: its server-sent events, with the text split over several of them."""
     head = _head(request, "chat.completion.chunk")
 
     def chunk(delta: Mapping[str, Any], end: str | None = None) -> bytes:
@@ -155,13 +156,13 @@ def events(request: AgentRequest, answer: AgentAnswer) -> list[bytes]:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces."""
+    """Split a text into the pieces that the events of a streamed response contain."""
     for at in range(0, len(text), _PIECE):
         yield text[at : at + _PIECE]
 
 
 def error(refused: RefusedError) -> dict[str, Any]:
-    """Return the body of an error."""
+    """Return the body of the response to a refused request."""
     kind = _KINDS.get(refused.status, "invalid_request_error")
     code = _CODES.get(refused.kind, None if refused.kind == "invalid" else refused.kind)
     return {"error": {"message": refused.message, "type": kind, "param": refused.field, "code": code}}

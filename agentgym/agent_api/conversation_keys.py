@@ -1,4 +1,7 @@
-"""Keys of the prefixes of an agent's conversation, which tell whether a request continues an earlier one."""
+"""Hashes of an agent's conversations, by which a request is recognized as the continuation of an earlier one.
+
+Each prefix of a conversation has a hash, its key.
+"""
 
 import hashlib
 import json
@@ -9,7 +12,10 @@ from agentgym.types.messages import Message
 
 
 def beginnings(request: AgentRequest) -> list[str]:
-    """Return the key of the tools, followed by the key of each prefix of the conversation."""
+    """Return the keys of all prefixes of a request's conversation, the shortest first.
+
+    The first key is that of the tools alone. Each further key adds one message.
+    """
     keys = [_hashed("", request.tools)]
     for message in request.messages:
         keys.append(next_key(keys[-1], message))
@@ -17,7 +23,7 @@ def beginnings(request: AgentRequest) -> list[str]:
 
 
 def head_of(request: AgentRequest) -> str:
-    """Return the key of the tools and the leading system messages."""
+    """Return the key of the tools and the leading system messages, which a compacted conversation keeps."""
     key = _hashed("", request.tools)
     for message in request.messages:
         if message["role"] != "system":
@@ -27,9 +33,11 @@ def head_of(request: AgentRequest) -> str:
 
 
 def next_key(key: str, message: Message) -> str:
-    """Return the key of a conversation extended by a message.
+    """Return the key of a conversation extended by one message.
 
-    A turn is compared without spaces at its ends, its reasoning, and the ids of its calls.
+    Agents may change an assistant message slightly when they send it back. Its key therefore ignores whitespace at
+    both
+    ends of the content, the reasoning, and the ids of its calls.
     """
     content = message["content"]
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]

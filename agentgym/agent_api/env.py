@@ -1,4 +1,4 @@
-"""Environments whose agent is a separate program, which the env starts and to which it serves the policy as a model."""
+"""Envs whose agent is a separate program. The env starts the program and serves the policy to it as a model."""
 
 import asyncio
 import secrets
@@ -20,7 +20,7 @@ from agentgym.types.messages import Message, first_image
 from agentgym.types.rollout import StopReason
 
 OUTPUT_KEPT = 64 << 10
-"""Bytes retained from the end of each of an agent's outputs."""
+"""Number of bytes that are kept from the end of the agent's standard output, and of its standard error."""
 CRASHED = "crashed"
 """Stop reason of a rollout whose agent ended with a nonzero exit code."""
 
@@ -39,7 +39,9 @@ class AgentEnv(ToolEnv[TaskT]):
     command: ClassVar[str | Sequence[str]] = ()
     """The command that starts the agent: a shell command line, or a program and its arguments."""
     grace_s: ClassVar[float] = 10.0
-    """Seconds that the agent has to end by itself after it was told that `turns` or `tokens` are used up."""
+    """Seconds that the agent has to end by itself after a request was refused because `turns` or `tokens` are used up.
+    Then it is killed.
+    """
 
     _counts = ("agent_requests", "agent_requests_refused")
 
@@ -63,14 +65,16 @@ class AgentEnv(ToolEnv[TaskT]):
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)
         self.result: ExecResult | None = None
-        """How the agent ended, with the last 64 KiB of each of its outputs; None until it has ended."""
+        """How the agent ended, with the last 64 KiB of its standard output and of its standard error. None until it has
+        ended.
+        """
 
     def agent_command(self) -> str | Sequence[str]:
-        """Return the command that starts the agent; override it if the command depends on the task."""
+        """Return the command that starts the agent. Override this method if it depends on the task."""
         return self.command
 
     def agent_variables(self) -> Mapping[str, str]:
-        """Return environment variables for the agent in addition to the API's; empty by default."""
+        """Return environment variables for the agent in addition to those of the API. By default, there are none."""
         return {}
 
     async def play(self, policy: Policy, prompt: Sequence[Message]) -> str:
@@ -117,7 +121,7 @@ class AgentEnv(ToolEnv[TaskT]):
 
 
 def _addresses(port: int, key: str) -> dict[str, str]:
-    """Return the variables in which clients look for an API's address and key."""
+    """Return the environment variables from which clients take an API's address and key."""
     url = f"http://127.0.0.1:{port}"
     openai = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": key}
     return openai | {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
@@ -139,7 +143,7 @@ def _stop_reason(api: AgentApi, result: ExecResult) -> str:
 
 
 class AgentRun:
-    """A running agent, with the asyncio tasks that write its prompt to it and read its output."""
+    """A running agent, with the asyncio tasks that write the prompt to its input and read its outputs."""
 
     def __init__(self, process: SandboxProcess, prompt: str) -> None:
         self._process, self._loop = process, asyncio.get_running_loop()
@@ -153,7 +157,11 @@ class AgentRun:
         ]
 
     async def end(self, api: AgentApi, grace_s: float) -> None:
-        """Wait for the agent to end; kill it if the rollout fails, or `grace_s` seconds after the rollout is over."""
+        """Wait for the agent to end.
+
+        It is killed at once if the rollout fails. If a limit ends the rollout, the agent is killed after `grace_s`
+        seconds.
+        """
         exited: asyncio.Future[Any] = asyncio.create_task(self._process.wait())
         failed: asyncio.Future[Any] = api.failed
         over: asyncio.Future[Any] = api.over
@@ -170,7 +178,7 @@ class AgentRun:
                 task.cancel()
 
     def result(self) -> ExecResult:
-        """Return how the agent ended; status "timeout" means that it is still running and is being terminated."""
+        """Return how the agent ended. The status is "timeout" if it is still running and is being terminated."""
         code = self._process.exit_code
         status = "timeout" if code is None else "killed" if code < 0 else "ok" if code == 0 else "error"
         return ExecResult(

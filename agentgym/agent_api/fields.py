@@ -1,4 +1,4 @@
-"""Validated access to the fields of a request's JSON; a RefusedError names the field that is wrong."""
+"""Reads fields of a request's JSON and checks their types. A RefusedError names the field that is wrong."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,13 @@ from agentgym.types.json_values import UNSOUND, is_sound
 from agentgym.types.messages import Message
 
 MAX_VALUES = 1 << 18
-"""Maximum lists, objects and members in a body, because parsed values take far more memory than the body."""
+"""Maximum number of values in a body: lists, objects, and what they contain. A limit on the body's size isn't enough,
+because parsed values take far more memory than the body.
+"""
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1_000
 MAX_NAME = 256
-"""Maximum characters of a model name, which each event of a response repeats."""
+"""Maximum length, in characters, of a model name. Each event of a response repeats the name."""
 
 _KINDS: dict[type, str] = {
     str: "text",
@@ -26,7 +28,11 @@ _KINDS: dict[type, str] = {
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body."""
+    """Parse a body that must be a JSON object.
+
+    Raises:
+        RefusedError: If it isn't one, or contains too many values.
+    """
     if values_at_most(body) > MAX_VALUES:
         raise RefusedError(f"the body contains more than {MAX_VALUES} values", status=413)
     try:
@@ -44,7 +50,7 @@ def values_at_most(body: bytes) -> int:
     """Return an upper bound on the number of values in a JSON body, without parsing it."""
     if len(body) <= MAX_VALUES:
         return len(body)
-    # With escaped characters removed, every second piece between quotes is outside of all strings.
+    # Once escaped backslashes and quotes are removed, every second piece between quotes is outside of all strings.
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if (texts := bare.count(b'"') // 2) > 2 * MAX_VALUES:  # Each value may have a name, which is a string, too.
         return texts
@@ -52,14 +58,14 @@ def values_at_most(body: bytes) -> int:
 
 
 def given(said: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    """Return a required field of this type."""
+    """Return an optional field, whose value must have the type `kind`, or None if it is missing or null."""
     if said.get(name) is None:
         raise RefusedError(f"{where}{name}: required", field=f"{where}{name}")
     return may(said, name, kind, where)
 
 
 def may(said: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    """Return a field of this type, or None if it is missing or null."""
+    """Return the value of an optional field, which must have the type `kind`, or None if it is missing or null."""
     value = said.get(name)
     if value is not None and not isinstance(value, kind):
         raise wrong(f"{where}{name}", f"must be {_KINDS[kind]}", value)
@@ -67,7 +73,7 @@ def may(said: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
 
 
 def whole(said: Mapping[str, Any], name: str) -> int | None:
-    """Return a positive integer, or None if the field is missing or null."""
+    """Return an optional field, whose value must be a whole number of at least 1, or None if it is missing or null."""
     value = said.get(name)
     if value is not None and (type(value) is not int or value < 1):
         raise wrong(name, "must be a whole number of at least 1", value)
@@ -75,7 +81,7 @@ def whole(said: Mapping[str, Any], name: str) -> int | None:
 
 
 def objects(said: Mapping[str, Any], name: str, where: str = "", most: int = MAX_VALUES) -> list[dict[str, Any]]:
-    """Return a list of at most `most` objects, or an empty one if the field is missing or null."""
+    """Return an optional field, a list of at most `most` objects. It is empty if the field is missing or null."""
     values: list[Any] = may(said, name, list, where) or []
     if len(values) > most:
         raise RefusedError(f"{where}{name}: must contain at most {most}, got {len(values)}", field=f"{where}{name}")
@@ -86,7 +92,11 @@ def objects(said: Mapping[str, Any], name: str, where: str = "", most: int = MAX
 
 
 def texts(value: Any, name: str) -> tuple[str, ...]:
-    """Return the stop texts, given as one text or a list of texts; null means none. Empty texts are refused."""
+    """Return the stop texts of a request. The value may be one text, a list of texts, or null for none.
+
+    Raises:
+        RefusedError: If a text is empty or too long, or there are too many.
+    """
     listed = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(listed, list) or not all(isinstance(text, str) and text for text in listed):
         raise wrong(name, "must be text, or a list of texts", value)
@@ -98,7 +108,7 @@ def texts(value: Any, name: str) -> tuple[str, ...]:
 
 
 def model_name(said: Mapping[str, Any]) -> str:
-    """Return the name of the requested model."""
+    """Return the name of the requested model, from the required field "model"."""
     name: str = given(said, "model", str)
     if len(name) > MAX_NAME:
         raise wrong("model", f"must have at most {MAX_NAME} characters", name)
@@ -106,7 +116,7 @@ def model_name(said: Mapping[str, Any]) -> str:
 
 
 def parts_text(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
-    """Return the text of message content, which is text, null, or a list of parts of these types."""
+    """Return the text of a message's content: a text, null for "", or a list of parts whose type is in `kinds`."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -124,7 +134,7 @@ def _part_text(part: Any, where: str, kinds: Sequence[str]) -> str:
 
 
 def arguments(value: Any) -> dict[str, Any] | str:
-    """Return a call's arguments as an object if they are an object or its JSON, otherwise as text."""
+    """Return a call's arguments as an object. A text that isn't the JSON of an object is returned as text."""
     if isinstance(value, str):
         try:
             read = json.loads(value)
@@ -135,7 +145,7 @@ def arguments(value: Any) -> dict[str, Any] | str:
 
 
 def check_conversation(messages: Sequence[Message]) -> None:
-    """Refuse a conversation that is empty or ends with an assistant message."""
+    """Raise RefusedError if a conversation is empty or ends with an assistant message."""
     if not messages:
         raise RefusedError("messages: must not be empty", field="messages")
     if messages[-1]["role"] == "assistant":
@@ -146,7 +156,7 @@ def check_conversation(messages: Sequence[Message]) -> None:
 
 
 def with_tool_names(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the tool's name added to each tool message, since chat templates may use it."""
+    """Return the messages with the tool's name added to each tool message, because some chat templates use the name."""
     names: dict[str, str] = {}
     made: list[Message] = []
     for message in messages:
@@ -157,5 +167,5 @@ def with_tool_names(messages: Sequence[Message]) -> list[Message]:
 
 
 def wrong(field: str, must: str, value: Any) -> RefusedError:
-    """Return the error for a field with a wrong value."""
+    """Return the RefusedError for a field with a wrong value. `must` says what the value must be."""
     return RefusedError(f"{field}: {must}, got {value!r:.80}", field=field)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """A complete request; the names of its headers are in lowercase."""
+    """A complete request. The names of its headers are in lowercase."""
 
     method: str
     path: str
@@ -18,7 +18,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAnswer:
-    """A response, with a body or the events that make it up."""
+    """A response. Its body is either whole, or a list of events whose concatenation is the body."""
 
     status: int
     body: bytes | Sequence[bytes]
@@ -26,4 +26,4 @@ class HttpAnswer:
 
 
 Handle: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
-"""Responds to requests; raises nothing but cancellations."""
+"""A function that responds to a request. It raises no exception, except when it is cancelled."""

@@ -1,6 +1,6 @@
-"""The server's side of an HTTP/1.1 connection, over any transport; h11 parses and writes the bytes.
+"""The server's side of an HTTP/1.1 connection, over any transport. h11 parses and writes the bytes.
 
-The client isn't trusted. The head, headers, chunks and body of each request are limited, and a request is read piece by
+The client isn't trusted. The head, headers, chunks and body of each request are limited. A request is read piece by
 piece, so that the event loop can run other work in between.
 """
 
@@ -12,18 +12,18 @@ import h11
 from agentgym.agent_api.http import Handle, HttpAnswer, HttpRequest
 
 MAX_HEAD = 16 << 10
-"""Maximum bytes of a request's first line and headers, and of its trailers."""
+"""Maximum number of bytes in a request's first line and headers, and in its trailers."""
 MAX_HEADERS = 100
 MAX_BODY = 8 << 20
-"""Maximum bytes of a request's body."""
+"""Maximum number of bytes in a request's body."""
 FREE_CHUNKS = 1000
-"""Number of chunks that a body may have whatever their size."""
+"""Number of chunks, of any size, that every body may have. More chunks must have CHUNK_BYTES bytes on average."""
 CHUNK_BYTES = 1 << 10
-"""Minimum average bytes of a body's chunks beyond the first FREE_CHUNKS."""
+"""Bytes of the body that allow one more chunk in addition to the first FREE_CHUNKS."""
 _PIECE = 16 << 10
-"""Bytes passed to h11 at once."""
+"""Maximum number of bytes that are passed to h11 in one call."""
 _EVENTS = 256
-"""Number of events to read before yielding to the event loop."""
+"""Number of h11 events to process before other work of the event loop gets a turn."""
 
 
 class MalformedRequest(Exception):
@@ -35,35 +35,38 @@ class MalformedRequest(Exception):
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection: each request is answered before the next is read, and cancelled if the client hangs up."""
+    """One connection of a client. Each request is answered before the next one is read.
+
+    If the client hangs up, its request is cancelled.
+    """
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self._unread = bytearray()
-        """Bytes not yet passed to h11."""
+        """Received bytes that aren't passed to h11 yet."""
         self._given = 0
-        """Bytes passed to h11 for the request that is being read or answered."""
+        """Number of bytes that were passed to h11 for the request that is being read or answered."""
         self._head: h11.Request | None = None
         self._body = bytearray()
         self._chunks = 0
         self._next: asyncio.Handle | None = None
-        """The scheduled call that continues reading, if there is one."""
+        """The scheduled call of `_read` that continues a request, or None if none is scheduled."""
         self._answering: asyncio.Task[None] | None = None
         self._closed = False
         self._transport: asyncio.Transport
 
     @property
     def held(self) -> int:
-        """Bytes of requests that aren't answered yet."""
+        """Number of bytes of requests that aren't answered yet."""
         return len(self._unread) + self._given
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport; only its `write` and `close` are used."""
+        """Store the transport, of which only `write` and `close` are used."""
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Accept bytes of requests; hang up if the unread bytes exceed the maximum size of a request."""
+        """Accept bytes of requests. Hang up if the bytes that aren't read yet exceed the maximum size of a request."""
         if self._closed:
             return
         self._unread += data
@@ -73,7 +76,7 @@ class HttpConnection(asyncio.Protocol):
             self._read()
 
     def eof_received(self) -> bool:
-        """Close the connection: a client that stops sending has hung up."""
+        """Return False, which closes the connection. A client that stops sending counts as having hung up."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -100,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
             self._answering.cancel()
 
     def _read(self) -> None:
-        """Read some of the received bytes, and start to answer the request once it is complete."""
+        """Read some of the received bytes. Once a request is complete, start to answer it."""
         self._next = None
         try:
             for _ in range(_EVENTS):
@@ -123,7 +126,7 @@ class HttpConnection(asyncio.Protocol):
         self._h11.receive_data(piece)
 
     def _take(self, event: object) -> bool:
-        """Process an event of the request, and return whether it was the last one."""
+        """Process an h11 event of the request, and return whether it was the request's last one."""
         if isinstance(event, h11.Request):
             self._begin(event)
         elif isinstance(event, h11.Data):
@@ -166,7 +169,7 @@ class HttpConnection(asyncio.Protocol):
             )
 
     def _refuse(self, error: h11.RemoteProtocolError | MalformedRequest) -> None:
-        """Respond with the reason that a request can't be read to its end, and hang up."""
+        """Respond with the reason why a request can't be read to its end, and hang up."""
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             hint = error.status if isinstance(error, MalformedRequest) else error.error_status_hint
             self._send(HttpAnswer(status=hint, body=str(error)[:200].encode(), headers={"connection": "close"}))
@@ -206,7 +209,10 @@ def _whole(head: h11.Request, body: bytes) -> HttpRequest:
 
 
 def _path(target: str) -> str:
-    """Return the path of a request's target, which clients behind a proxy prefix with the server's address."""
+    """Return the path of a request's target, without the query.
+
+    Clients behind a proxy write the whole URL as the target.
+    """
     if not target.startswith("/") and "://" in target:
         target = "/" + target.partition("://")[2].partition("/")[2]
     return target.partition("?")[0]

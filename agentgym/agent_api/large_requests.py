@@ -1,4 +1,4 @@
-"""Processing of large requests in threads; small ones are cheaper to process in the event loop."""
+"""Processes large requests in threads. Small requests are cheaper to process in the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,25 +11,32 @@ from agentgym.machine.finished import finished
 T = TypeVar("T")
 
 LARGE = 16 << 10
-"""Bytes from which a request is large; a smaller one blocks the event loop for at most a few milliseconds."""
+"""Number of bytes from which a request counts as large. A smaller one blocks the event loop for a few milliseconds at
+most.
+"""
 THREADS = 2
-"""Threads that process all rollouts' requests; more threads wouldn't be faster, because they share one interpreter."""
+"""Number of threads that process the large requests of all rollouts. More threads wouldn't be faster: they share one
+interpreter.
+"""
 
 
 class LargeRequests:
-    """Processes one rollout's requests, one large request at a time so that other rollouts get the threads, too."""
+    """Processes the requests of one rollout.
+
+    Only one large request is processed at a time, so that other rollouts also get a thread.
+    """
 
     def __init__(self) -> None:
         self._one = asyncio.Lock()
 
     async def work(self, size: int, done: Callable[[], T]) -> T:
-        """Return the result of `done`, called directly for a small request and in a thread for a large one.
+        """Return the result of `done`, which is called in a thread if the request is large, otherwise directly.
 
-        A cancelled caller still waits until the thread is done with the request.
+        If the caller is cancelled, it still waits until the thread is done with the request.
 
         Args:
             size: Size of the request in bytes.
-            done: The work.
+            done: The function that does the work.
         """
         if size < LARGE:
             return done()

@@ -1,7 +1,9 @@
-"""A program that listens inside a sandbox and carries all connections over its standard input and output.
+"""A program inside a sandbox that listens on a port and connects its clients with a server on the host.
 
-Its first line of output is the port. After that, frames go both ways: a connection's number, a length, and that many
-bytes. A frame of length 0 ends the connection.
+The data of all connections goes over the program's standard input and output. Its first line of output is the port.
+After that, frames go both ways: the number of a connection, a length, and that many bytes of data. A frame of length
+0
+ends the connection.
 """
 
 import asyncio
@@ -15,14 +17,14 @@ PIECE = 64 << 10
 
 
 class Relay:
-    """The open connections by number."""
+    """The open connections, by their number."""
 
     def __init__(self, out: asyncio.StreamWriter) -> None:
         self.out, self.made = out, 0
         self.writers: dict[int, asyncio.StreamWriter] = {}
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward a client's data until it hangs up or the host ends the connection."""
+        """Forward a client's data to the host until the client hangs up or the host ends the connection."""
         self.made += 1
         number = self.made
         self.writers[number] = writer
@@ -34,14 +36,14 @@ class Relay:
                 self.out.write(HEAD.pack(number, len(piece)) + piece)
                 await self.out.drain()
         except OSError:
-            pass  # The client reset the connection; the host is told below.
+            pass  # The client reset the connection. The host is told below.
         finally:
             if self.writers.pop(number, None) is not None:
                 self.out.write(HEAD.pack(number, 0))
             writer.close()
 
     async def carry(self, source: asyncio.StreamReader) -> None:
-        """Forward the host's data until its end."""
+        """Forward data from the host to the clients. Raise IncompleteReadError when the host ends the relay."""
         while True:
             number, length = HEAD.unpack(await source.readexactly(HEAD.size))
             piece = await source.readexactly(length)
@@ -51,7 +53,7 @@ class Relay:
 
 
 async def streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return standard input and output as streams."""
+    """Return the program's standard input and output as asyncio streams."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
@@ -61,12 +63,12 @@ async def streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 
 async def main() -> None:
-    """Serve until the input ends."""
+    """Listen on a free port, and relay connections until the standard input ends."""
     source, out = await streams()
     relay = Relay(out)
     server = await asyncio.start_server(relay.accept, "127.0.0.1", 0)
     out.write(b"%d\n" % server.sockets[0].getsockname()[1])
-    with suppress(asyncio.IncompleteReadError, OSError):  # The host ends the relay.
+    with suppress(asyncio.IncompleteReadError, OSError):  # The input ends when the host ends the relay.
         await relay.carry(source)
 
 

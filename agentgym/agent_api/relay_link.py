@@ -1,4 +1,4 @@
-"""The host's side of a relay: a port inside a sandbox whose connections are served on the host."""
+"""The host's side of a relay, which makes a server on the host reachable at a port inside a sandbox."""
 
 import asyncio
 import logging
@@ -19,27 +19,32 @@ log = logging.getLogger(__name__)
 _START_S = 30.0
 _MAX_FRAME = 1 << 20
 MAX_OPEN = 256
-"""Maximum simultaneous connections, which the code in the sandbox opens and which take memory on the host."""
+"""Maximum number of simultaneous connections. The code in the sandbox opens them, and each takes memory on the host."""
 MAX_HELD = 128 << 20
-"""Maximum bytes of unanswered requests on all connections of a sandbox together."""
+"""Maximum number of bytes of unanswered requests, on all connections of a sandbox together."""
 FRAMES_A_TURN = 64
-"""Frames processed before yielding to the event loop, since the code in the sandbox may make them arbitrarily small."""
+"""Number of frames to process before other work of the event loop gets a turn. The code in the sandbox may send many
+tiny
+frames.
+"""
 MAX_SAID = 1000
-"""Maximum frames that wait for the sandbox to read them; beyond that, nothing more is read from the sandbox."""
+"""Maximum number of frames that wait to be written to the sandbox. While there are more, nothing is read from the
+sandbox.
+"""
 
 
 @asynccontextmanager
 async def listening(sandbox: Sandbox, handle: Handle) -> AsyncIterator[int]:
-    """Listen on 127.0.0.1 inside the sandbox and serve requests until the block ends.
+    """Listen on 127.0.0.1 inside the sandbox, and serve requests until the `async with` block ends.
 
     The sandbox needs a loopback and `python3`, but no access to the outside.
 
     Args:
-        sandbox: The sandbox.
-        handle: Responds to the requests.
+        sandbox: The sandbox to listen in.
+        handle: The function that responds to each request. It runs on the host.
 
     Yields:
-        The port.
+        The port inside the sandbox.
 
     Raises:
         EnvError: If the loopback or `python3` is missing.
@@ -87,15 +92,16 @@ class RelayLink:
         self._process, self._handle = process, handle
         self._open: dict[int, HttpConnection] = {}
         self._at_most = 0
-        """Upper bound on the bytes of unanswered requests: their sum when last measured, plus all bytes received since.
+        """Upper bound on the bytes of unanswered requests: their number when last counted, plus all bytes received
+        since.
         """
         self._said: asyncio.Queue[bytes] = asyncio.Queue()
         self._ending: set[asyncio.Task[None]] = set()
         self._cut = False
-        """Whether a connection was cut off, which is logged only once."""
+        """Whether a connection has been cut off. Only the first cut is logged."""
 
     async def read(self) -> None:
-        """Read the data of clients in the sandbox; when the relay ends, every connection is lost."""
+        """Read the data that clients in the sandbox send. When the relay ends, close every connection."""
         held = bytearray()
         try:
             while piece := await self._process.stdout.read():
@@ -111,7 +117,10 @@ class RelayLink:
                 self.lose(number)
 
     def _take_frames(self, held: bytearray) -> bool:
-        """Process some complete frames, and return whether there may be more."""
+        """Process some complete frames, and return whether there may be more.
+
+        The processed bytes are removed from `held`.
+        """
         for _ in range(FRAMES_A_TURN):
             if len(held) < HEAD.size:
                 return False
@@ -126,13 +135,13 @@ class RelayLink:
         return True
 
     async def write(self) -> None:
-        """Forward data to clients, in order."""
+        """Forward queued data to the clients, in order. This never returns."""
         while True:
             await self._process.write(await self._said.get())
             self._said.task_done()
 
     def say(self, number: int, data: bytes) -> None:
-        """Queue bytes for a client; empty data ends its connection."""
+        """Queue bytes for a client. Empty data ends its connection."""
         self._said.put_nowait(HEAD.pack(number, len(data)) + data)
 
     def lose(self, number: int) -> None:
@@ -155,7 +164,10 @@ class RelayLink:
         return len(self._open)
 
     def take(self, number: int, data: bytes) -> None:
-        """Process a connection's bytes, empty at its end; cut it off if there are too many connections or bytes."""
+        """Process bytes that a client sent, or the end of its connection if `data` is empty.
+
+        If there are too many connections or unanswered bytes, the connection is cut off.
+        """
         if not data:
             self.lose(number)
             return
@@ -169,7 +181,10 @@ class RelayLink:
         self._open[number].data_received(data)
 
     def _has_room(self, length: int) -> bool:
-        """Return whether that many more bytes of requests are allowed; measure the current ones only if in doubt."""
+        """Return whether `length` more bytes of requests are allowed.
+
+        The unanswered bytes are counted only if their upper bound leaves too little room.
+        """
         if self._at_most + length > MAX_HELD:
             self._at_most = self._held()
         return self._at_most + length <= MAX_HELD
@@ -186,7 +201,7 @@ class RelayLink:
 
 
 class _RelayTransport(asyncio.BaseTransport):
-    """The part of a transport that an HttpConnection uses."""
+    """The methods of a transport that an HttpConnection uses."""
 
     def __init__(self, relay: RelayLink, number: int) -> None:
         super().__init__()
@@ -199,7 +214,7 @@ class _RelayTransport(asyncio.BaseTransport):
             self._relay.say(self._number, data[at : at + _MAX_FRAME])
 
     def close(self) -> None:
-        """End the connection after everything written so far."""
+        """End the connection once everything written so far is sent."""
         if not self._closed:
             self._closed = True
             self._relay.say(self._number, b"")

@@ -1,4 +1,4 @@
-"""The requests and responses shared by both APIs, the policy's interface, and the errors of refused requests."""
+"""What both APIs share: requests, responses, the interface of the policy, and the errors of refused requests."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
@@ -10,25 +10,25 @@ AnswerEnd: TypeAlias = Literal["stop", "tool_calls", "stop_text", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRequest:
-    """One request of an agent: the whole conversation so far, and the options for the response."""
+    """One request of an agent: the whole conversation so far, and settings for the response."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
-    """Schemas of its tools, in OpenAI's format."""
+    """Schemas of the agent's tools, in OpenAI's format."""
     model: str
-    """The model name in the request; any name is accepted and returned."""
+    """The model name in the request. Any name is accepted, and the response repeats it."""
     max_tokens: int | None = None
-    """Maximum number of ids in the response; None leaves this to the env's limits."""
+    """Maximum number of ids in the response. None: only the env's limits apply."""
     stop: tuple[str, ...] = ()
     """Texts that end the response."""
     stream: bool = False
-    """Whether the response is sent as events."""
+    """Whether to send the response as server-sent events."""
     shows_usage: bool = True
-    """Whether the events include token counts."""
+    """Whether to include token counts in the events."""
     not_followed: tuple[str, ...] = ()
-    """Names of settings in the request that are ignored."""
+    """Names of the request's settings that are ignored, to warn about them."""
     size: int = 0
-    """Bytes of the request's body."""
+    """Size of the request's body in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,13 @@ class AgentAnswer:
     message: Message
     end: AnswerEnd
     stop_text: str | None = None
-    """The text of `AgentRequest.stop` that ended the turn; the message doesn't include it."""
+    """The text of `AgentRequest.stop` that ended the turn, or None. The message doesn't include it."""
     prompt_tokens: int
     sampled_tokens: int
 
 
 class Policy(Protocol):
-    """The policy of one rollout, which is queried with whole conversations."""
+    """The policy of one rollout. Each call passes a whole conversation, because agents send it with every request."""
 
     async def answer(self, request: AgentRequest) -> AgentAnswer:
         """Sample the next turn of a conversation.
@@ -55,12 +55,12 @@ class Policy(Protocol):
         ...
 
     async def count(self, request: AgentRequest) -> int:
-        """Return the number of ids in a request's conversation, up to the open turn."""
+        """Return how many ids a request's prompt has: those of its conversation, up to the opening of the next turn."""
         ...
 
 
 class RefusedError(Exception):
-    """Raised if a request is refused; the message, which is the response, tells the agent why."""
+    """Raised if a request is refused. The message is sent to the agent as the response and says why."""
 
     def __init__(self, message: str, *, field: str | None = None, status: int = 400, kind: str = "invalid") -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class RefusedError(Exception):
 
 
 class LimitError(RefusedError):
-    """A limit of the rollout was reached; `reason` is its name, such as "turns"."""
+    """A request is refused because of a limit of the rollout. `reason` is the limit's name, such as "turns"."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message, status=400 if reason == "context" else 403, kind=reason)
@@ -76,5 +76,8 @@ class LimitError(RefusedError):
 
     @property
     def is_final(self) -> bool:
-        """Whether all further requests of the rollout will be refused, too; a shorter one may still fit the context."""
+        """Whether all further requests of the rollout will be refused, too.
+
+        This is False for the limit "context", because a shorter request may still fit.
+        """
         return self.reason != "context"
