@@ -14,7 +14,7 @@ class Engine(Protocol):
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """The chat tokenizer of this engine's model."""
+        """The tokenizer of this engine's model, with its chat template."""
         ...
 
     @property
@@ -102,16 +102,19 @@ class WeightsEngine(Protocol):
 
 @runtime_checkable
 class SharedEngine(Protocol):
-    """An engine on servers that several clients share: one client pushes a policy, and every client pulls it.
+    """An engine on servers that several clients share, such as the processes of a training run.
 
-    For a single client, `load_adapter` does all three steps: `hold`, `push` and `pull`.
+    One client pushes each policy, and every client pulls it. For a single client, `load_adapter` does all three
+    steps:
+    `hold`, `push` and `pull`.
     """
 
     async def hold(self) -> None:
-        """Send no requests until `pull`, if a push replaces the weights that all clients sample from.
+        """Stop sending requests until `pull`, because a push may replace the weights that all clients sample from.
 
         Requests in flight are aborted. Their sampled tokens are kept, and their turns continue after the pull. If
-        each policy has a separate name on the servers, this method does nothing.
+        each policy
+        has a separate name on the servers, a push replaces nothing, and this method does nothing.
         """
         ...
 
@@ -142,17 +145,17 @@ class SharedEngine(Protocol):
 
 
 def model_name(engine: Any) -> str:
-    """Return the folder or name of an engine's model. Without a `model_name`, return the name of the engine's class."""
+    """Return the folder or name of an engine's model, or the name of the engine's class if it has no `model_name`."""
     return own_model_name(engine) or type(engine).__name__
 
 
 def own_model_name(engine: Any) -> str:
-    """Return the folder or name of an engine's model. Without a `model_name`, return ""."""
+    """Return the folder or name of an engine's model, or "" if the engine has no `model_name`."""
     return str(getattr(engine, "model_name", ""))
 
 
 def check_engine(engine: Any) -> None:
-    """Raise TypeError if the value isn't an engine, for example a model's name or a list of replies."""
+    """Raise TypeError if the value isn't an engine but, for example, a model's name or a list of replies."""
     if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
         got = f"the class {engine.__name__}, without ()" if isinstance(engine, type) else f"{engine!r:.80}"
         raise TypeError(
@@ -162,10 +165,10 @@ def check_engine(engine: Any) -> None:
 
 
 def weights_engine(engine: Engine) -> WeightsEngine:
-    """Return the engine as a WeightsEngine.
+    """Return the engine as a WeightsEngine, which can load whole models.
 
     Raises:
-        ValueError: If it can't load whole models. The message says what to do.
+        ValueError: If it can't. The message says what to do.
     """
     if not isinstance(engine, WeightsEngine):
         raise ValueError(

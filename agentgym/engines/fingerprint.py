@@ -1,4 +1,7 @@
-"""Digests that identify what determines a model's output: its weights, adapter and chat template, but not its name."""
+"""Digests of everything that determines a model's output: its weights, adapter and chat template, but not its name.
+
+They tell whether two results come from the same model.
+"""
 
 import asyncio
 import hashlib
@@ -14,10 +17,10 @@ from agentgym.hub import find_model
 from agentgym.types.weights import Adapter, ModelWeights
 
 KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors", ".bin", ".pt")
-"""File suffixes of the files that belong to a model."""
+"""Suffixes of the files in a model's folder that the digest covers."""
 WHOLE = 1 << 26
-"""Size, in bytes, up to which a file is read completely. Of a larger file, only the size, the beginning and PIECES
-samples are read.
+"""Size, in bytes, up to which a file is read completely. Of a larger file, only the size, the first BEGIN bytes, and
+PIECES samples of PIECE bytes are read.
 """
 BEGIN, PIECES, PIECE = 1 << 16, 64, 1 << 12
 VALUES = 1 << 14

@@ -9,18 +9,24 @@ from typing import NamedTuple, cast
 from agentgym.errors import WireError
 
 _HEAD_LIMIT = 1 << 16
-"""Maximum number of bytes in a response's status line and headers, in a chunk's size line, and in a trailer line."""
+"""Maximum number of bytes in each of these parts of a response: the status line with the headers, the line with a
+chunk's
+size, and a trailer line.
+"""
 _JOINED = 1 << 20
-"""Size, in bytes, up to which the parts of a request are joined and sent in one write. This is cheaper than several
+"""Maximum size, in bytes, of a request whose parts are joined and sent in one write, which is cheaper than several
 writes.
 """
 _LINES = 256
-"""Maximum number of status lines and of header lines whose parsed form is cached. A server sends the same few with
-every response.
+"""Maximum number of cached entries, both for parsed status lines and for parsed header lines. A server sends the same
+few
+lines with every response.
 """
 
 _ONCE = ("content-length", "transfer-encoding")
-"""Headers that determine the length of the body. A response that repeats one with another value is ambiguous."""
+"""Headers that determine the length of the body. A response that contains one of them twice, with different values, is
+ambiguous.
+"""
 _CODINGS = ("transfer-encoding", "content-encoding")
 """Headers that determine how the body is encoded."""
 _DIGITS = {10: frozenset("0123456789"), 16: frozenset("0123456789abcdefABCDEF")}
@@ -35,10 +41,12 @@ class RawAnswer(NamedTuple):
 
 
 class HttpLink(asyncio.Protocol):
-    """A connection that handles one request at a time.
+    """A client's connection, which handles one request at a time.
 
-    A request's future fails with OSError if the connection is lost, and with WireError if the response isn't HTTP/1
-    or has an encoding that wasn't requested. Bytes that arrive without a request make the connection unusable.
+    The future of a request fails with OSError if the connection is lost. It fails with WireError if the response
+    isn't
+    HTTP/1 or has an encoding that wasn't requested. After bytes that arrive without a request, the connection is
+    unusable.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -59,13 +67,13 @@ class HttpLink(asyncio.Protocol):
         self._status, self._length, self._keep = 0, 0, False
         self._spoiled = False
         self.idle_since = 0.0
-        """The `time.monotonic` at which the owner put the connection back into its pool."""
+        """The time, by `time.monotonic`, at which the owner put the connection back into its pool."""
 
     # ------------------------------------------------------------------------------------------ client interface
 
     @property
     def usable(self) -> bool:
-        """Whether a request can be sent."""
+        """Whether the connection can send another request."""
         return not (self._spoiled or self._transport.is_closing())
 
     def ask(self, *parts: bytes | bytearray) -> asyncio.Future[RawAnswer]:
@@ -120,8 +128,8 @@ class HttpLink(asyncio.Protocol):
         """Complete the pending response and get ready for the next one."""
         answer, self._answer, self._read = self._answer, None, self._read_head
         if answer is not None and not answer.done():
-            # Request bytes that aren't sent yet would come before the next request, so the connection can't be reused
-            # then.
+            # If bytes of the request are still unsent, they would precede the next request on the connection. It
+            # can't be reused then.
             keep = self._keep and not self._transport.get_write_buffer_size()
             answer.set_result(RawAnswer(self._status, body, keep))
 
@@ -193,7 +201,11 @@ class HttpLink(asyncio.Protocol):
         return line is not None
 
     def _until(self, mark: bytes) -> bytearray | None:
-        """Return the bytes before a delimiter and drop the delimiter, or return None if it hasn't arrived yet."""
+        """Take the bytes before a delimiter from `_held`, and drop the delimiter.
+
+        Returns:
+            The bytes, or None if the delimiter hasn't arrived yet.
+        """
         end = self._held.find(mark, max(self._looked - len(mark) + 1, 0))
         self._looked = 0 if end >= 0 else len(self._held)
         if max(end, self._looked) > _HEAD_LIMIT:
@@ -269,7 +281,7 @@ def _is_chunked(fields: Mapping[str, str]) -> bool:
 
 
 def _number(text: str, base: int) -> int:
-    """Parse a number. `int()` alone would also accept a sign, underscores and a prefix."""
+    """Parse a length as HTTP writes it. `int()` alone would also accept a sign, underscores and a prefix."""
     with suppress(ValueError):
         if text and _DIGITS[base].issuperset(text):
             return int(text, base)

@@ -21,7 +21,7 @@ AnyChat: TypeAlias = Chat | MessageChat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens, cost and requests of one or more completions, as the engine counts them."""
+    """Counts of tokens and requests, and the cost, of one or more completions, as the engine reports them."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -39,11 +39,12 @@ class Usage:
         return Usage(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def metrics(self, model: str = "") -> dict[str, float]:
-        """Return the nonzero counts under the names that a rollout's metrics use.
+        """Return the nonzero counts under the names that they have in a rollout's metrics.
 
         Args:
-            model: The model role, for which only tokens and cost are returned; "" for the policy, for which all
-                counts are.
+            model: The model role that the counts belong to; "" for the policy. For a model role, only the tokens and
+                the cost
+                are returned.
         """
         if not model:
             return {f"usage/{f.name}": float(value) for f in fields(self) if (value := getattr(self, f.name))}
@@ -53,7 +54,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MessageCompletion:
-    """An engine's reply as a message.
+    """A reply from an engine that takes messages.
 
     `usage.completion_tokens` is at most the `max_tokens` of the request.
     """
@@ -99,7 +100,7 @@ class MessageEngine(Protocol):
 
 
 def refuse_in_training(engine: object) -> None:
-    """Raise ValueError if the engine works on messages, because training needs token ids and log-probabilities."""
+    """Raise ValueError if the engine takes messages, because training needs token ids and log-probabilities."""
     if isinstance(engine, MessageEngine):
         raise ValueError(
             f"engine: {type(engine).__name__} returns neither token ids nor log-probabilities, so it is only for "
@@ -108,16 +109,17 @@ def refuse_in_training(engine: object) -> None:
 
 
 def open_chat(engine: Engine, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> AnyChat:
-    """Return a new chat for a conversation with this engine."""
+    """Return a new chat for a conversation with this engine. Its class depends on whether the engine takes messages."""
     if hasattr(engine, "generate_message"):  # Equivalent to `isinstance` with MessageEngine, at a tenth of the cost.
         return MessageChat(tools, messages)
     return Chat(engine.tokenizer, tools, messages)
 
 
 def counted(reply: MessageCompletion) -> Completion:
-    """Return a completion with as many placeholder ids as the reply has tokens.
+    """Convert a reply to a completion, for code that works on ids.
 
-    Reasoning tokens don't count, because later prompts don't contain them. There is at least one id.
+    The completion has one placeholder id for each token of the reply. Reasoning tokens don't count, because later
+    prompts don't contain them. There is at least one id.
     """
     tokens = max(1, reply.usage.completion_tokens - reply.usage.reasoning_tokens)
     return Completion(

@@ -66,7 +66,7 @@ ReplyPolicy: TypeAlias = Callable[[str], Reply]
 
 
 def check_replies(name: str, replies: Any) -> None:
-    """Raise TypeError if the argument `name` is neither a function nor a list of valid replies."""
+    """Raise TypeError if `replies`, the argument called `name`, is neither a function nor a list of valid replies."""
     if callable(replies):
         return
     if isinstance(replies, str | bytes | Mapping) or not isinstance(replies, Sequence):
@@ -83,7 +83,7 @@ def _check_reply(where: str, reply: Any) -> None:
 
 _TURN_MARKS = re.compile(r"(<\|im_start\|>|<\|im_end\|>)")
 _BYTES = {i: bytes([i]) for i in range(256)} | {256: b"<|im_start|>", 257: b"<|im_end|>"}
-"""The bytes of each id below 258. A larger id stands for the byte of its value modulo 256."""
+"""The bytes of the ids 0 to 257. A larger id stands for the byte of its value modulo 256."""
 
 
 class ByteTokenizer:
@@ -192,7 +192,7 @@ class Scripted:
 
     @cached_property
     def _opened(self) -> str:
-        """Text of a rendered chat with an empty user message, up to where the assistant's reply begins."""
+        """The text of a chat that has only an empty user message, up to where the assistant's reply begins."""
         return self.tokenizer.render([Message(role="user", content="")], [], generation=True)
 
     def _next(self, token_ids: Sequence[int], session: str) -> Reply:

@@ -9,8 +9,8 @@ from agentgym.types.arrays import Ints
 from agentgym.types.completion import FinishReason, Sampling
 
 _PENDING = 8
-"""Number of ids after which bytes that form no character are given up on. A character has at most four bytes, and so
-at most four ids.
+"""Number of unread ids after which their bytes are no longer expected to complete a character. A character has at most
+four bytes, and so at most four ids.
 """
 
 
@@ -18,14 +18,14 @@ at most four ids.
 class StopTexts:
     """Detects a stop text (`Sampling.stop`) as soon as a turn contains all of it.
 
-    An instance reads one turn, id by id. The cost per id doesn't grow with the turn: only the unread ids are decoded,
-    after the ids that were read just before them::
+    An instance reads one turn, id by id. The cost per id doesn't grow with the turn, because only the unread ids are
+    decoded, together with the ids that were read just before them::
 
         ids     a  b  c  d  e  f     f is new, and e may be a part of the same character
         before        c  d           already read, but decoded again: some tokenizers decode the first id differently
         now           c  d  e  f     the text after that of `before` is new
 
-    A stop text that is a special token (<|im_end|>) works like any other stop token and isn't part of the message.
+    A stop text that is a special token (<|im_end|>) works like any other stop token: the message doesn't include it.
     """
 
     tokenizer: ChatTokenizer
@@ -36,7 +36,7 @@ class StopTexts:
     _text: str = field(default="", init=False)
     """The end of the text read so far."""
     _before: int = field(default=0, init=False)
-    """Index of the first id that is decoded again together with the next unread ids."""
+    """Index of the first of the already read ids that are decoded again together with the unread ids."""
     _read: int = field(default=0, init=False)
     """Number of ids read so far."""
 
@@ -56,7 +56,10 @@ class StopTexts:
 
     @classmethod
     def plain(cls, tokenizer: ChatTokenizer, sampling: Sampling) -> Sampling:
-        """Return `sampling` without the stop texts that are special tokens, for engines that receive those as ids."""
+        """Return `sampling` without the stop texts that are special tokens.
+
+        This is for engines that receive the ids of those texts separately.
+        """
         if not cls.special_tokens(tokenizer, sampling):
             return sampling
         known: Mapping[str, int] = tokenizer.special_token_ids  # type: ignore[attr-defined]  # `special_tokens` has found one

@@ -1,8 +1,8 @@
-"""On-policy distillation: how likely a teacher finds each token that a student sampled.
+"""On-policy distillation: scores how likely a teacher finds each token that a student sampled.
 
 A token's advantage is the teacher's log-probability minus the student's, both at the sampling temperature. The mean
-advantage over the student's samples is -KL(student || teacher), so the policy gradient minimizes this divergence
-along the student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
+advantage over the student's samples is -KL(student || teacher). The policy gradient therefore minimizes this
+divergence along the student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ async def teacher_advantages(
     sampling: Sampling,
     concurrency: int = 64,
 ) -> dict[SegmentKey, Floats]:
-    """Return an advantage for each token of each segment: the teacher's log-probability minus the student's.
+    """Return an advantage for each token of each trained segment: the teacher's log-probability minus the student's.
 
     ::
 
@@ -44,7 +44,7 @@ async def teacher_advantages(
 
     Raises:
         ValueError: If the teacher's tokenizer decodes the ids to different text than the student's, if the teacher's
-            context is too short, or if its scores aren't finite numbers, one for each id but the first.
+            context is too short, or if the teacher doesn't return one finite score for each id except the first.
     """
     places = asyncio.Semaphore(concurrency)
 
@@ -63,7 +63,7 @@ async def teacher_advantages(
 
 
 async def _advantages(segment: Segment, teacher: Engine, sampling: Sampling) -> Floats:
-    """Return the advantages of one segment's tokens, 0 for tokens that weren't sampled."""
+    """Return the advantage of each token of one segment; 0 for tokens that weren't sampled."""
     ids = segment.token_ids.tolist()
     if len(ids) > teacher.context_tokens:
         raise ValueError(
@@ -95,7 +95,10 @@ def _is_taught(segment: Segment) -> bool:
 
 
 def divergence(rollouts: Sequence[Rollout], advantages: Mapping[SegmentKey, Floats]) -> float:
-    """Return KL(student || teacher) in nats per token, estimated over the scored rollouts' sampled tokens."""
+    """Return KL(student || teacher) in nats per token, estimated from the sampled tokens of rollouts with a reward.
+
+    The result is NaN if there are no such tokens.
+    """
     values = [
         advantages[rollout.rollout_id, segment.index][segment.sampled]
         for rollout in rollouts

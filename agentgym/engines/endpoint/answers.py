@@ -22,7 +22,7 @@ _REFUSED = frozenset({"content_filter", "error", "abort", "safety"})
 
 
 class GarbageError(Exception):
-    """The endpoint's response is not a chat completion."""
+    """Raised if the endpoint's response isn't a chat completion."""
 
 
 class _Function(BaseModel):
@@ -49,7 +49,7 @@ class _Choice(BaseModel):
 
 
 MOST_TOKENS = 1 << 24
-"""Upper bound on a token count, above that of any request. A larger count is invalid."""
+"""Largest valid token count in a response. No request has as many tokens, so a larger count is invalid."""
 _Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
@@ -101,11 +101,11 @@ def read_answer(body: bytes) -> Answer:
 
 
 def completion_of(answer: Answer, *, in_prompt: bool, turns: int) -> MessageCompletion:
-    """Return the first choice of a response, without its price.
+    """Convert the first choice of a response to a MessageCompletion. Its cost is still 0.
 
     Args:
         answer: The response.
-        in_prompt: Whether to parse tool calls from the text.
+        in_prompt: Whether the tools were described in the prompt, so that tool calls must be parsed from the text.
         turns: Number of turns so far, used to make ids for calls without one.
 
     Raises:
@@ -141,7 +141,7 @@ def _message_of(read: _Message, *, in_prompt: bool) -> Message:
 
 
 def _arguments(written: str | dict[str, Any] | None) -> Any:
-    """Return the arguments as an object if they are valid JSON, else as the model wrote them."""
+    """Return a call's arguments, parsed if they are valid JSON, else as the text that the model wrote."""
     if not isinstance(written, str):
         return written or {}
     if not written.strip():

@@ -14,11 +14,11 @@ from agentgym.machine.time_limits import off_the_clock
 _AGAIN = frozenset({408, 409, 425, 429})
 """HTTP statuses below 500 after which a retry may succeed."""
 _NEVER = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Error codes after which no retry can succeed."""
+"""Error codes in a response after which a retry can't succeed, whatever its HTTP status."""
 
 
 class Refusal(Exception):
-    """A request failed, and may be retried if `again` is true."""
+    """Raised if a request failed. It may be retried if `again` is true."""
 
     def __init__(self, said: str, *, again: bool, wait_s: float | None = None) -> None:
         super().__init__(said)
@@ -128,7 +128,7 @@ class ChatClient:
 
 
 def _refusal_of(error: Any) -> Refusal:
-    """Convert an error response to a Refusal: its message, whether a retry may succeed, and after how long."""
+    """Convert an error response to a Refusal, which says why, whether a retry may succeed, and how long to wait."""
     status: int = error.status_code
     code = getattr(error, "code", None)
     again = (status in _AGAIN or status >= 500) and code not in _NEVER

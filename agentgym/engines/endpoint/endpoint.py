@@ -60,7 +60,10 @@ class Endpoint:
     a lost connection.
     """
     first_wait_s: Above0 = field(default=0.5, kw_only=True)
-    """Seconds before the first retry. They double with each retry, and the actual wait is drawn from the upper half."""
+    """Seconds before the first retry, doubled for each further retry. The actual wait is a random time between half of
+    this
+    value and all of it.
+    """
     longest_wait_s: Above0 = field(default=60.0, kw_only=True)
     """Longest wait before a retry, in seconds. If the endpoint's Retry-After is longer, the request isn't retried."""
     context_tokens: Positive = field(default=131_072, kw_only=True)
@@ -133,15 +136,17 @@ class Endpoint:
 
     @property
     def model_name(self) -> str:
-        """The URL, the model's name if it is known, and each non-default setting that affects the output.
+        """Identifies what is evaluated, for stored results and caches.
 
-        The settings distinguish this endpoint from other endpoints with the same model.
+        It consists of the URL, the model's name if it is known, and each non-default setting that affects the output.
+        The
+        settings distinguish this endpoint from other endpoints with the same model.
         """
         return self._named(self.model or self._state.model)
 
     @property
     def name_as_given(self) -> str:
-        """The `model_name` as it is before the endpoint is asked which model it serves."""
+        """The `model_name` before the endpoint was asked which model it serves."""
         return self._named(self.model)
 
     def _named(self, model: str | None) -> str:
@@ -151,7 +156,10 @@ class Endpoint:
         return " ".join(filter(None, [self.url, model, *(_setting(of.name, getattr(self, of.name)) for of in changed)]))
 
     async def fingerprint(self) -> dict[str, str]:
-        """Return the served model's name under "served", or {} if it is neither configured nor queried yet."""
+        """Return the served model's name under the key "served".
+
+        The result is {} if the name is neither configured nor known from the endpoint yet.
+        """
         served = self.model or self._state.model
         return {"served": served} if served else {}
 
@@ -262,8 +270,8 @@ _NOT_IN_ANSWERS = frozenset(
     {"url", "model", "api_key_env", "concurrency", "timeout_s", "retries", "first_wait_s", "longest_wait_s"}
     | {"prompt_price", "cached_price", "completion_price"}
 )
-"""Settings that a model name doesn't list, because they don't affect the output, or because the name begins with
-them.
+"""Settings that `model_name` doesn't list after the URL and the model. They don't affect the output, or are that URL and
+model.
 """
 
 
@@ -272,7 +280,7 @@ def _default(of: "Field[Any]") -> Any:
 
 
 def _setting(name: str, value: Any) -> str:
-    """Return `name=value`, a part of the engine's name. A long value is replaced by its digest."""
+    """Return `name=value`, a part of `model_name`. A long value is replaced by its digest."""
     text = json.dumps(dict(value) if isinstance(value, Mapping) else value, sort_keys=True, default=str)
     return f"{name}={text if len(text) <= _SHOWN else hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -292,7 +300,7 @@ class _Opened:
     def __init__(self) -> None:
         self.client: ChatClient | None = None
         self.model: str | None = None
-        """The model that the endpoint serves, if it was queried."""
+        """The name of the model that the endpoint serves, if it was asked; else None."""
         self.usage = Usage()
 
 

@@ -21,22 +21,24 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-"""The wording of the Hermes format, which many models were trained on."""
+"""The description of the tools in the prompt. Many models were trained on this wording of the Hermes format."""
 
 
 def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[str, Any]]:
-    """Return the messages for the tools API, which requires exactly one result after each call.
+    """Convert messages to the format of an API with tools, which requires exactly one result after each call.
 
     A tool message that doesn't belong to a call of the preceding turn becomes a user message. A call without a
-    result, such as one in a turn that a fork continues from, gets the result "[no result]".
+    result,
+    such as one in a turn that a fork continues from, gets the result "[no result]".
 
     The API accepts images only from the user. The images of a turn's results are therefore sent in a user message
-    after the results. Each result names its images.
+    after
+    the results. Each result contains the names of its images.
     """
     made: list[dict[str, Any]] = []
     open_calls: list[str] = []
     seen: list[Any] = []
-    """Images from the tool results since the last message that isn't one. Before each image is a text part with its
+    """The images from the tool results that directly precede this message. Before each image is a text part with its
     name.
     """
     for message in messages:
@@ -65,7 +67,10 @@ def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[s
 
 
 def _without_images(content: Any, seen: list[Any]) -> str:
-    """Return the text of a result, in which names stand for its images. Append the names and the images to `seen`."""
+    """Return the text of a tool result, with a name in place of each image.
+
+    The names and the images are appended to `seen`.
+    """
     told: list[str] = []
     for part in parts_of(content):
         if not is_image(part):
@@ -90,9 +95,9 @@ def _api_call(call: ToolCall) -> dict[str, Any]:
 
 
 def prompt_messages(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages for an API without tools.
+    """Convert messages to the format of an API without tools.
 
-    The tools are listed in the system message, and calls and results are written in the Hermes format.
+    The tools are listed in the system message. Calls and results are written as text in the Hermes format.
     """
     made: list[dict[str, Any]] = []
     for message in messages:
@@ -115,7 +120,10 @@ def _response(content: Any) -> Any:
 
 
 def _with_calls(message: Message) -> Any:
-    """Return a message's content, followed by its tool calls. Malformed calls are already in it, as text."""
+    """Return a message's content, followed by its tool calls as text.
+
+    If a call is malformed, nothing is added, because the content already has the calls as the model wrote them.
+    """
     functions = [call["function"] for call in message.get("tool_calls", ())]
     if not functions or any(isinstance(function["arguments"], str) for function in functions):
         return message["content"]
@@ -124,7 +132,7 @@ def _with_calls(message: Message) -> Any:
 
 
 def _with_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the tools added to the end of the system message. If there is none, it is created."""
+    """Return the messages with the tools added to the end of the system message, which is created if there is none."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     told = _INSTRUCTION.format(tools=_whole(listed))
     if messages and messages[0]["role"] == "system":
@@ -148,7 +156,7 @@ def sampling_fields(sampling: Sampling, *, max_tokens: int, seed: int) -> dict[s
 
 
 def _whole(content: Any) -> Any:
-    """Return the content with lone surrogates replaced in its texts."""
+    """Return the content with the lone surrogates in its texts replaced, because UTF-8 can't encode them."""
     if isinstance(content, str):
         return whole_characters(content)
     return [part if is_image(part) else {"type": "text", "text": whole_characters(part["text"])} for part in content]

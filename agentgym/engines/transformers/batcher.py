@@ -1,8 +1,9 @@
 """Continuous batching: chooses the turns that each forward pass computes, and reuses their KV (keys and values).
 
 Each turn that is being sampled has a slot: a row of ids, with memory for their KV. A session keeps its slot between
-turns. If its new prompt begins with the same ids as before, their KV is reused. A new session copies the KV of a
-prefix that it shares with another slot, or waits while another slot computes that prefix. Rows that decode together
+turns. If its new prompt begins with the same ids as before, their KV is reused. A new session may share a prefix with
+another slot. It then copies the KV of the prefix, or waits while the other slot computes it. Rows that decode
+together
 read the KV of a shared prefix only once.
 """
 
@@ -26,17 +27,18 @@ from agentgym.types.completion import Completion, FinishReason, Sampling, Versio
 from agentgym.types.weights import Adapter, ModelWeights
 
 Settle: TypeAlias = Callable[[object], None]
-"""Called once with a request's Completion, or with the exception that ended it."""
+"""The callback of a request. It is called once, with a Completion or with the exception that ended the request."""
 
 _SHARED = 16
 """Shortest prefix, in ids, that is shared between slots. Waiting for a shorter one costs more than computing it."""
 _PATIENCE = 4
-"""Number of decode steps for which a few rows with prompts to compute (prefill) wait for more such rows. Many rows
-don't wait.
+"""Number of decode steps for which a few rows with prompts to compute (prefill) wait, so that more such rows can join
+them. Many rows don't wait.
 """
 _NARROW = 32
-"""Number of ids up to which rows with different numbers of ids are padded to the same width. Padding is then cheaper
-than a separate forward pass.
+"""Number of ids up to which rows are prefilled together, however different their numbers of ids. Padding them to the
+same
+width is then cheaper than a separate forward pass.
 """
 
 
@@ -51,7 +53,7 @@ class Stats:
     copied_tokens: int = 0
     """Prompt ids whose KV was copied from another slot."""
     decode_tokens: int = 0
-    """Sampled ids that went through the model during their turn. A turn's last id never does."""
+    """Sampled ids that went through the model during their turn, which all do except a turn's last one."""
     sampled_tokens: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
@@ -77,7 +79,7 @@ class Request:
     slot: int = -1
     """The request's slot; -1 while it waits for one."""
     donor: "Request | None" = None
-    """Another request that is computing a prefix of this one's ids, while this one waits for it; None if it doesn't
+    """The request that computes a prefix of this request's ids, while this one waits for it; None if it doesn't
     wait.
     """
     shared: int = 0
@@ -86,7 +88,7 @@ class Request:
 
 
 class Batcher:
-    """Settles every submitted request exactly once: with a completion or an exception.
+    """Runs requests in batches, and settles each of them exactly once: with a completion or an exception.
 
     It has no thread and no event loop. Its owner must call `step` as long as it is `busy`.
     """
@@ -110,7 +112,7 @@ class Batcher:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is unsettled."""
+        """Whether any request isn't settled yet."""
         return bool(self._live)
 
     def submit(self, request: Request) -> None:
@@ -130,9 +132,9 @@ class Batcher:
             self._bind(request, slot)
 
     def cancel(self, request: Request) -> None:
-        """Drop a request without a result. From the next step on, its slot is free.
+        """Drop a request without settling it. From the next step on, its slot is free.
 
-        The session keeps the KV until the slot gets another session.
+        The session can reuse its KV until the slot is given to another session.
         """
         if self._live.get(request.session) is request:
             self._leave(request)
@@ -152,7 +154,7 @@ class Batcher:
             self._idle.move_to_end(slot, last=False)
 
     def load_adapter(self, adapter: Adapter | None, version: int) -> None:
-        """Change the weights by loading an adapter. Turns that have sampled ids continue with their KV.
+        """Load an adapter. A turn that has already sampled ids continues with the KV that it has.
 
         All other KV is invalid from now on.
         """
@@ -161,7 +163,7 @@ class Batcher:
         self._swap(version)
 
     def load_weights(self, weights: ModelWeights, version: int) -> None:
-        """Replace the weights with those of another model of the same shapes. KV is treated as in `load_adapter`."""
+        """Replace the weights by others of the same shapes. KV is treated as in `load_adapter`."""
         self._merger.load_weights(weights)
         self.policy.reread()
         self._swap(version)
@@ -214,7 +216,7 @@ class Batcher:
         return waited > 0 and (3 * prefilling >= decoding or waited >= _PATIENCE)
 
     def _prefill_rows(self, many: Ints, todo: Ints) -> tuple[Ints, Ints]:
-        """Choose the rows to prefill. Return them, and how many ids of each row fit the budget.
+        """Choose the rows to prefill in this step. Return them, and how many ids to compute of each.
 
         They are the row that has waited longest, and other rows that need little padding to be computed with it.
         """
@@ -226,7 +228,7 @@ class Batcher:
         return rows, np.minimum(todo[rows], limit)
 
     def _advance(self, rows: Ints, width: Ints) -> None:
-        """Compute the next `width` ids of these rows, and sample for each row whose ids are then all computed."""
+        """Compute the next `width` ids of these rows. Then sample an id for each row that is completely computed."""
         began = perf_counter()
         slots = self._slots
         start = slots.filled[rows]
@@ -255,7 +257,7 @@ class Batcher:
     def _sample(self, rows: Ints, hidden: Tensor) -> None:
         began = perf_counter()
         slots = self._slots
-        # With 24 bits, the uniform number is exact in float32 and stays below 1.
+        # A random number of 24 bits is exact in float32 and stays below 1.
         uniform = np.array([self._bits[row](24) for row in rows.tolist()], np.float32) * np.float32(2.0**-24)
         part = None
         if not slots.whole[rows].all():
@@ -297,7 +299,7 @@ class Batcher:
         request.settle(completion)
 
     def _leave(self, request: Request) -> None:
-        """Remove a request from the unsettled ones. Its slot, if any, becomes idle but stays with its session."""
+        """Remove a request that is settled or dropped. Its slot, if any, becomes idle but stays with its session."""
         del self._live[request.session]
         if request.slot < 0:
             self._queue.remove(request)
@@ -367,7 +369,7 @@ class Batcher:
                 self._followers.append(request)
 
     def _take(self, request: Request, donor: Donor) -> None:
-        """Copy the KV of the shared prefix from the donor's slot, except the beginning that this slot already has."""
+        """Copy the KV of the shared prefix from the donor's slot, except for the ids whose KV this slot already has."""
         began = perf_counter()
         start = int(self._slots.filled[request.slot])
         self.policy.copy(donor.slot, request.slot, slice(start, donor.shared))

@@ -38,12 +38,14 @@ class TransformersConfig:
     context.
     """
     context_tokens: Positive | None = None
-    """Maximum number of ids in a session, prompt and completion together. None: the model's number of positions,
-    limited so that the KV of all slots fits in 1 GiB, but at least 512 if the model has as many.
+    """Maximum number of ids in a session, prompt and completion together. None: as many as the model has positions,
+    limited so
+    that the KV of all slots fits in 1 GiB. The limit is at least 512 ids, if the model has as many positions.
     """
     prefill_tokens: Positive = 1024
-    """Maximum number of ids in one prefill forward pass, including padding. It limits how long decoding turns wait for
-    the pass.
+    """Maximum number of ids, including padding, in a forward pass that computes prompts (prefill). It limits how long
+    other
+    turns wait for that pass before they sample their next id.
     """
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The dtype of weights and KV if the engine loads the model. auto is bfloat16 on a GPU that supports it, and
@@ -61,7 +63,7 @@ class _Command(NamedTuple):
     run: Callable[["Batcher"], object]
     """A function that the engine's thread calls between two steps.
 
-    It returns `_LATER` if its result isn't known yet, and a later step reports it.
+    It returns the command's result, or `_LATER` if a later step reports the result.
     """
     settle: Callable[[object], None]
 
@@ -94,7 +96,7 @@ class TransformersEngine:
         self._config = config or TransformersConfig()
         self._tokenizer = tokenizer
         self._adapter = ""
-        """Folder of the loaded adapter; "" if there is no adapter, or if it wasn't loaded from a folder."""
+        """Folder of the loaded adapter; "" if there is no adapter, or one that didn't come from a folder."""
         self._weights = self._policy = ""
         """Digests of the model as it was first loaded, and of the adapter or weights loaded since."""
         self._inbox: SimpleQueue[_Command | None] = SimpleQueue()
@@ -138,9 +140,9 @@ class TransformersEngine:
 
     @property
     def model_name(self) -> str:
-        """The model's folder or name, followed by its adapter's folder if it has one.
+        """The model's folder or name, followed by the adapter's folder if there is one.
 
-        For a loaded model, this is the name that it was loaded by.
+        If the engine was given a loaded model, it is the name that the model was loaded by.
         """
         model = str(getattr(self._model, "name_or_path", self._model))
         return f"{model} with {self._adapter}" if self._adapter else model
@@ -334,7 +336,10 @@ class TransformersEngine:
         )
 
     def _run(self, batcher: "Batcher") -> None:
-        """Run commands and steps until the engine closes. Every request is settled, even if the thread fails."""
+        """Run commands and steps until the engine closes. This is the main function of the engine's thread.
+
+        Every request is settled, even if the thread fails.
+        """
         try:
             while self._run_commands(batcher):
                 batcher.step()
@@ -383,12 +388,12 @@ def _broken(cause: BaseException) -> EngineError:
 
 
 def _mailbox() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
-    """Return a future of the running loop, and a function that settles it from another thread."""
+    """Return a future of the running event loop, and a function that settles it from another thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
     def settle(answer: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed, so nothing awaits the future
+        with suppress(RuntimeError):  # the event loop is closed, so nothing awaits the future
             loop.call_soon_threadsafe(_settle, future, answer)
 
     return future, settle

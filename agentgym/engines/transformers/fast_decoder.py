@@ -1,8 +1,12 @@
-"""Dense decoders that bypass the model's own modules, because most of a small model's step is Python overhead.
+"""Fast decoders for some model types, which compute without the model's own modules.
 
-Llama, Mistral, Qwen2 and Qwen3 do the same computation, with or without biases, and with or without norms of queries
-and keys. Their own modules need five times as many calls for it. The weights are still the model's own tensors, so
-merged adapters take effect and nothing is copied.
+Most of the time of a small model's step is Python overhead. Llama, Mistral, Qwen2 and Qwen3 do the same computation,
+with or without biases, and with or without norms of queries and keys. Their own modules need five times as many calls
+for it. The weights are still the model's own tensors, so merged adapters take effect and nothing is copied.
+
+In the shapes below, `rows` is the number of slots in a step, `width` the number of ids per row, and `reach` the
+number
+of columns of keys and values to attend to.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +22,8 @@ KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 """Supported model types. The caller must still compare the results with those of the model itself."""
 
 Update: TypeAlias = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""A function that stores new keys and values [rows, heads, width, dim], given the layer's index, and returns all keys
-and values that may be attended to.
+"""A function that stores a layer's new keys and values, [rows, heads, width, dim], and returns all keys and values that
+may be attended to. Its third argument is the layer's index.
 """
 
 
@@ -33,7 +37,7 @@ def dense(model: Any, context: int) -> "Dense | None":
 
 
 class Dense:
-    """A fast decoder: computes the last hidden states, after the final norm, as [rows, width, hidden].
+    """A fast decoder. It computes the hidden states after the final norm, [rows, width, hidden].
 
     A call takes the ids, their positions, and a mask [rows, 1, width, reach] that is true for the columns to attend
     to.
@@ -74,7 +78,8 @@ class _Norm:
 class _Layer:
     """One decoder layer.
 
-    Weight matrices that have the same input are joined into one. The modules keep views of their parts of it.
+    Weight matrices that have the same input are joined into one matrix. The model's modules keep views of their
+    parts.
     """
 
     def __init__(self, number: int, layer: Any) -> None:
@@ -127,9 +132,9 @@ class _Layer:
         return seen.transpose(1, 2).flatten(2)
 
     def _attend_one(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the same as `_attend`, for exactly one query per row.
+        """Return the same as `_attend`, if each row has exactly one query.
 
-        It multiplies twice itself, because the fused kernel is slower for a single query.
+        It calls two matrix products itself, because the fused attention kernel is slower for a single query.
         """
         scores = self._scores(query, keys, mask)
         return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(len(query), 1, -1)

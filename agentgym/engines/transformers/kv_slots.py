@@ -6,8 +6,9 @@ KV depends only on ids and weights, so any session may reuse it::
     filled   ^^^^^^^^^^^^^^^^                   KV is computed up to here
     length   ^^^^^^^^^^^^^^^^^^^^^^^            known ids; the next forward passes compute filled..length
 
-A row with exactly one id to compute decodes; a row with more ids to compute prefills. The KV of a turn's last id is
-computed in the next turn.
+If exactly one id of a row is to be computed, the row decodes. If more ids are to be computed, it prefills. The KV of
+a
+turn's last id is computed in the next turn.
 """
 
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from agentgym.types.arrays import Floats, Ints
 from agentgym.types.completion import Sampling
 
 ALL = 1 << 40
-"""Limit on ids for rows without `top_k`: a number greater than the size of any vocabulary."""
+"""The value of `top_k` for rows without a `top_k`: a number greater than the size of any vocabulary."""
 
 
 class Donor(NamedTuple):
@@ -30,9 +31,9 @@ class Donor(NamedTuple):
 
 
 class Slots:
-    """The row of ids of each slot, and what is known about its KV.
+    """The row of ids of each slot, and what is known about the KV of these ids.
 
-    A row is `active` if it has a request. Its `runs` is false while that request waits for a donor.
+    A row is `active` while it has a request. It `runs` unless that request waits for a donor.
     """
 
     def __init__(self, slots: int, context: int) -> None:
@@ -56,7 +57,7 @@ class Slots:
         self._weights += 1
 
     def begin(self, slot: int, ids: Ints) -> int:
-        """Write ids into a row, and return how many of them already have KV. The rest must be computed.
+        """Write a request's ids into a row, and return how many of them already have KV. The others must be computed.
 
         The last id is always computed, because the first sample is drawn from its hidden state.
         """
@@ -72,9 +73,11 @@ class Slots:
         return kept
 
     def donors(self, slot: int) -> tuple[Donor, Donor]:
-        """Return the slots that share the longest prefix with this row: by KV present now, and by KV to be computed.
+        """Return two slots whose ids begin like this row's.
 
-        The second one is an active row, whose request computes the KV.
+        The first one has the longest shared prefix whose KV is already computed. The second one is active, and has
+        the longest
+        shared prefix whose KV its request is going to compute.
         """
         common = _common(self.ids, self.ids[slot, : self.length[slot] - 1])
         common[self._weights_of != self._weights] = 0
@@ -85,7 +88,7 @@ class Slots:
         return Donor(has, int(ready[has])), Donor(will_have, int(planned[will_have]))
 
     def groups(self, rows: Ints) -> RowGroups | None:
-        """Group these decoding rows by a prompt prefix that they share, or return None if that isn't worth it."""
+        """Group these decoding rows by a shared prefix of their prompts, or return None if that saves too little."""
         grouped = self._begun, rows.tobytes()
         if grouped != self._grouped:
             # A prompt's last id is left out, because this same step may compute its KV.

@@ -20,10 +20,10 @@ class _Delta(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
     lengths: torch.Tensor | None
-    """DoRA's trained lengths of the merged weight's rows; None for an adapter without DoRA."""
+    """The lengths to which DoRA rescales the rows of the merged weight; None for an adapter without DoRA."""
 
     def on(self, device: torch.device) -> "_Delta":
-        """Return a float32 copy on the given device."""
+        """Return a float32 copy of the tensors on the given device."""
         a, b = self.a.to(device, torch.float32), self.b.to(device, torch.float32)
         return _Delta(a, b, None if self.lengths is None else self.lengths.to(device, torch.float32))
 
@@ -49,17 +49,18 @@ class Merger:
         self._weights = dict(model.named_parameters())
         self._base: dict[str, torch.Tensor] = {}
         self._own: dict[str, torch.Tensor] = {}
-        """The model's original weights by name, on the CPU, for weights that have been overwritten."""
+        """The original values, on the CPU, of the weights that `load_weights` has overwritten, by name."""
         self._beside: list[RemovableHandle] = []
 
     @torch.inference_mode()
     def load(self, adapter: Adapter | None) -> bool:
-        """Load an adapter by setting its layers' weights to base + scale * B @ A. None loads the base model.
+        """Load an adapter: set the weights of its layers to base + scale * B @ A. None loads the base model.
 
         With DoRA, each row of the result is rescaled to its trained length (arXiv 2402.09353).
 
         Returns:
-            Whether weights outside the adapter's layers changed, too. This is so after `load_weights`, because all
+            Whether weights outside the adapter's layers may have changed, too. This is so after `load_weights`,
+            because all
             original weights are restored first.
 
         Raises:
@@ -108,7 +109,7 @@ class Merger:
             own.copy_(weight)
 
     def _take_out(self, merged: Iterable[str]) -> None:
-        """Restore the original weights of these layers, and remove the adapter's hooks from all layers."""
+        """Restore the original weights of the layers in `merged`, and remove the adapter's hooks from all layers."""
         while self._beside:
             self._beside.pop().remove()
         for name in merged:

@@ -15,9 +15,9 @@ from agentgym.hub import gpu_number, loading
 from agentgym.types.arrays import Floats, Ints
 
 KV_BYTES = 1 << 30
-"""Memory for the KV of all slots if the context isn't set: 1 GiB."""
+"""Memory for the KV of all slots, if `context_tokens` isn't set: 1 GiB."""
 LEAST_CONTEXT = 512
-"""Smallest default context in ids, even if `KV_BYTES` has space for fewer."""
+"""Minimum default context in ids, even if `KV_BYTES` has space for fewer."""
 _CHECKED_IDS = 8
 """Number of ids on which the engine, when it opens, compares its logits with the model's own."""
 _SCORED_AT_ONCE = 512
@@ -29,7 +29,7 @@ _MISMATCH_HALF = 0.3
 
 
 class Part(NamedTuple):
-    """Bounds on which part of each row's distribution is sampled from. Ids outside it are never sampled."""
+    """The `top_p`, `top_k` and `min_p` of each row. Ids outside of these bounds are never sampled."""
 
     top_p: Floats
     top_k: Ints
@@ -89,17 +89,18 @@ def default_context(model: Any, slots: int) -> int:
 
 
 def _column_shape(config: Any) -> tuple[int, int, int, int]:
-    """Return the shape of the KV of one id: layers, 2 (keys and values), heads, and values per head."""
+    """Return the shape of one id's KV: layers, 2 (keys and values), heads, and values per head."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return config.num_hidden_layers, 2, heads, head_dim
 
 
 class SlotCache:
-    """Keys and values of every slot, which each row writes at its own column. It replaces transformers' Cache.
+    """Keys and values of every slot. Each row of a batch writes at its own columns. It replaces transformers' Cache.
 
     The data is one tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read. Idle
-    slots that lie between the batch's slots are computed with the batch, and write to that column.
+    slots
+    that lie between the batch's slots are computed with the batch, and write to that column.
     """
 
     is_compileable = False
@@ -167,34 +168,36 @@ class InferenceModel:
         self._dense = dense(model, context)
         if self._dense is not None and self._mismatch() > _MISMATCH[model.dtype]:
             self._dense = None
-        # Compare, because some models scale or cap their logits, or use an unusual mask.
+        # This check finds models that scale or cap their logits, or use an unusual mask.
         if not (off := self._mismatch()) <= _MISMATCH.get(model.dtype, _MISMATCH_HALF):
             raise ValueError(
                 f"{type(model).__name__}: the engine's logits are {off:.1e} off the model's; use another engine"
             )
 
     def reread(self) -> None:
-        """Use the model's current weights from now on, in case some of them were joined or copied."""
+        """Use the model's current weights from now on. Call this after they changed, because some may be copies."""
         if self._dense is not None:
             self._dense = dense(self.model, self.context)
 
     @torch.inference_mode()
     def forward(self, rows: Ints, ids: Ints, start: Ints, width: Ints, groups: RowGroups | None = None) -> torch.Tensor:
-        """Compute the next ids of each row, and return the last id's hidden state [rows, hidden].
+        """Compute the next ids of each row, and return the hidden state of each row's last id, [rows, hidden].
 
         Row i computes `width[i]` ids from column `start[i]` on::
 
             rows 2  ids a b c  width 3
                  5      d e .        2      . is padding: its KV is past the row's end, where the next ids' KV will be
 
-        `rows` must be ascending; `ids` is [rows, max width]. `groups` lists rows with a common prefix, and may only
+        `rows` are slots in ascending order. `ids` is [rows, max width]. `groups` lists rows with a common prefix, and
+        may only
         be given if each row has one id to compute.
         """
         column = np.minimum(start[:, None] + np.arange(ids.shape[1]), self.context)
         position = np.minimum(column, self.context - 1)
         low, high = int(rows[0]), int(rows[-1]) + 1
-        # If the rows are close together, the whole range of slots from the first to the last is read in place, idle
-        # ones included. A gather would copy every row's KV at every layer.
+        # If the rows are close together, the whole range of slots from the first to the last is read in place,
+        # including idle
+        # slots. A gather would copy every row's KV at every layer.
         if high - low <= (2 * len(rows) if ids.shape[1] == 1 else len(rows)):
             at = rows - low
             ids, position = _spread(ids, at, high - low, 0), _spread(position, at, high - low, 0)
@@ -283,8 +286,9 @@ class InferenceModel:
         hidden = self._decoder(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state[0]
         scale = np.full(1, temperature or 1.0, np.float32)
         targets = tokens[0, 1:, None]
-        # In chunks, because with a large vocabulary, the logits of a whole context take more memory than the model's
-        # activations.
+        # The logits are computed in chunks, because with a large vocabulary, those of a whole context would take more
+        # memory than
+        # the model's activations.
         pieces = [slice(i, i + _SCORED_AT_ONCE) for i in range(0, len(targets), _SCORED_AT_ONCE)]
         scores = [self._logprobs(hidden[i], scale).gather(-1, targets[i])[:, 0] for i in pieces]
         return torch.cat(scores).cpu().numpy()
@@ -324,7 +328,7 @@ class InferenceModel:
 
 
 def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:
-    """Spread the rows of an array: put them at the indices `at` of a taller array, with `fill` in all other rows.
+    """Put the rows of an array at the indices `at` of a taller array, whose other rows contain `fill`.
 
     If there are no other rows, the array itself is returned.
     """

@@ -6,8 +6,8 @@
     row 1   Q Q Q Q Q c
     row 2   P P P P P d e f      a .. each row's own columns: the rest of its prompt, and its sampled ids
 
-With one query per row, attention spends most of its time on reading keys and values, and the rollouts of one task
-share a prompt.
+This saves time, because with one query per row, attention spends most of its time on reading keys and values. The
+rollouts of one task share a prompt.
 """
 
 from typing import NamedTuple
@@ -20,28 +20,31 @@ from torch import Tensor
 from agentgym.types.arrays import Ints
 
 _WORTH = 2048
-"""Minimum number of key and value columns that sharing must save per step. Sharing also has a cost: some small
-operations in each layer.
+"""Minimum number of columns of keys and values whose reading must be saved per step. With fewer, rows aren't grouped,
+because grouping costs some small operations in each layer.
 """
 
 
 class RowGroups(NamedTuple):
-    """Rows grouped by their first `length` ids. Rows are identified by their index within the step."""
+    """Rows grouped by their first `length` ids. A row's number is its index within the step."""
 
     length: int
     leaders: Ints
-    """One row of each group."""
+    """For each group, one row whose keys and values of the prefix are read."""
     members: Ints
-    """The rows of each group, as [groups, rows of the largest group]. Smaller groups are padded with their leader."""
+    """The rows of each group, as [groups, rows of the largest group]. Smaller groups are padded with their `leaders`
+    row.
+    """
     places: Ints
     """For each row, its index in the flattened `members`."""
 
 
 def groups(ids: Ints, weights: Ints) -> RowGroups | None:
-    """Group rows of `ids` [rows, columns] that share a prefix under the same weights.
+    """Group rows of `ids`, [rows, columns], by a prefix of ids that they share under the same weights.
 
     All groups have the same prefix length, which is the one that saves the most reading. Returns None if even that
-    saves too little.
+    saves
+    too little.
     """
     rows, limit = ids.shape
     if (rows - 1) * limit < _WORTH:
@@ -60,7 +63,10 @@ def groups(ids: Ints, weights: Ints) -> RowGroups | None:
 
 
 def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> RowGroups:
-    """Build the groups from the rows in `order`. `begins` is true for each row that starts a new group."""
+    """Build the groups from rows that are sorted by group.
+
+    `order` lists the rows. `begins` is true for each row of `order` that starts a new group.
+    """
     group = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
     place = np.arange(len(order)) - first[group]
@@ -72,7 +78,10 @@ def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> RowGroups:
 
 
 class Prefix:
-    """A step's groups of rows, as tensors on the device of the keys and values."""
+    """A step's groups of rows, as tensors on the device of the keys and values.
+
+    In the shapes below, `most` is the number of rows in the largest group.
+    """
 
     def __init__(self, groups: RowGroups, at: Ints, rows: int, device: torch.device) -> None:
         """Convert the groups to tensors.
@@ -92,17 +101,14 @@ class Prefix:
         self._places = torch.from_numpy(places).to(device)
 
     def read(self, kept: Tensor) -> Tensor:
-        """Return the shared prefix's keys or values of each group, [groups x heads, length, dim].
+        """Return the keys or the values of each group's shared prefix, [groups x heads, length, dim].
 
         They are read from `kept`, the keys or values of all rows: [rows, heads, columns, dim].
         """
         return kept[:, :, : self.length].index_select(0, self._leaders).flatten(0, 1)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Arrange all rows' queries, [rows, heads, queries, ..], by group: [groups x heads, most x queries, ..].
-
-        `most` is the number of rows in the largest group.
-        """
+        """Arrange all rows' queries, [rows, heads, queries, ..], by group: [groups x heads, most x queries, ..]."""
         heads, queries, size = rows.shape[1:]
         members = rows.index_select(0, self._members).view(*self._shape, heads, queries, size)
         return members.transpose(1, 2).reshape(-1, self._shape[1] * queries, size)
