@@ -39,8 +39,7 @@ _MODEL = {
 """The description of the model in the responses of /v1/models, with the fields of both APIs."""
 MAX_WARNED = 20
 """Maximum number of ignored settings to warn about per env. There must be a limit, because the code in the sandbox
-chooses
-the settings' names.
+chooses the settings' names.
 """
 _warned: dict[str, set[str]] = {}
 _BYTES = 4
@@ -65,8 +64,7 @@ class AgentApi:
         limit.
         """
         self.failed: asyncio.Future[BaseException] = loop.create_future()
-        """The first error that isn't a RefusedError, such as an EngineError of the policy. It makes the rollout
-        fail.
+        """The first error that isn't a RefusedError, such as an EngineError of the policy. It makes the rollout fail.
         """
         self._large = LargeRequests()
 

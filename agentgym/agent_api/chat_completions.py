@@ -43,8 +43,7 @@ def read(said: Mapping[str, Any]) -> AgentRequest:
     """Convert the body of POST /v1/chat/completions to an AgentRequest.
 
     Raises:
-        RefusedError: If a field is missing or wrong, or has a value that isn't supported. The message names the
-            field.
+        RefusedError: If a field is missing or wrong, or has a value that isn't supported. The message names the field.
     """
     _refuse(said)
     given(said, "messages", list)

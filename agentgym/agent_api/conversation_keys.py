@@ -35,8 +35,7 @@ def head_of(request: AgentRequest) -> str:
 def next_key(key: str, message: Message) -> str:
     """Return the key of a conversation extended by one message.
 
-    Agents may change an assistant message slightly when they send it back. Its key therefore ignores whitespace at
-    both
+    Agents may change an assistant message slightly when they send it back. Its key therefore ignores whitespace at both
     ends of the content, the reasoning, and the ids of its calls.
     """
     content = message["content"]

@@ -1,8 +1,7 @@
 """A program inside a sandbox that listens on a port and connects its clients with a server on the host.
 
 The data of all connections goes over the program's standard input and output. Its first line of output is the port.
-After that, frames go both ways: the number of a connection, a length, and that many bytes of data. A frame of length
-0
+After that, frames go both ways: the number of a connection, a length, and that many bytes of data. A frame of length 0
 ends the connection.
 """
 

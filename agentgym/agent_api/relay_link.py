@@ -24,8 +24,7 @@ MAX_HELD = 128 << 20
 """Maximum number of bytes of unanswered requests, on all connections of a sandbox together."""
 FRAMES_A_TURN = 64
 """Number of frames to process before other work of the event loop gets a turn. The code in the sandbox may send many
-tiny
-frames.
+tiny frames.
 """
 MAX_SAID = 1000
 """Maximum number of frames that wait to be written to the sandbox. While there are more, nothing is read from the

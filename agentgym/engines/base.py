@@ -104,17 +104,15 @@ class WeightsEngine(Protocol):
 class SharedEngine(Protocol):
     """An engine on servers that several clients share, such as the processes of a training run.
 
-    One client pushes each policy, and every client pulls it. For a single client, `load_adapter` does all three
-    steps:
+    One client pushes each policy, and every client pulls it. For a single client, `load_adapter` does all three steps:
     `hold`, `push` and `pull`.
     """
 
     async def hold(self) -> None:
         """Stop sending requests until `pull`, because a push may replace the weights that all clients sample from.
 
-        Requests in flight are aborted. Their sampled tokens are kept, and their turns continue after the pull. If
-        each policy
-        has a separate name on the servers, a push replaces nothing, and this method does nothing.
+        Requests in flight are aborted. Their sampled tokens are kept, and their turns continue after the pull. If each
+        policy has a separate name on the servers, a push replaces nothing, and this method does nothing.
         """
         ...
 

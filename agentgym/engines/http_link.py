@@ -10,8 +10,7 @@ from agentgym.errors import WireError
 
 _HEAD_LIMIT = 1 << 16
 """Maximum number of bytes in each of these parts of a response: the status line with the headers, the line with a
-chunk's
-size, and a trailer line.
+chunk's size, and a trailer line.
 """
 _JOINED = 1 << 20
 """Maximum size, in bytes, of a request whose parts are joined and sent in one write, which is cheaper than several
@@ -19,8 +18,7 @@ writes.
 """
 _LINES = 256
 """Maximum number of cached entries, both for parsed status lines and for parsed header lines. A server sends the same
-few
-lines with every response.
+few lines with every response.
 """
 
 _ONCE = ("content-length", "transfer-encoding")
@@ -43,8 +41,7 @@ class RawAnswer(NamedTuple):
 class HttpLink(asyncio.Protocol):
     """A client's connection, which handles one request at a time.
 
-    The future of a request fails with OSError if the connection is lost. It fails with WireError if the response
-    isn't
+    The future of a request fails with OSError if the connection is lost. It fails with WireError if the response isn't
     HTTP/1 or has an encoding that wasn't requested. After bytes that arrive without a request, the connection is
     unusable.
     """

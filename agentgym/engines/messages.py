@@ -43,8 +43,7 @@ class Usage:
 
         Args:
             model: The model role that the counts belong to; "" for the policy. For a model role, only the tokens and
-                the cost
-                are returned.
+                the cost are returned.
         """
         if not model:
             return {f"usage/{f.name}": float(value) for f in fields(self) if (value := getattr(self, f.name))}

@@ -1,8 +1,8 @@
 """On-policy distillation: scores how likely a teacher finds each token that a student sampled.
 
 A token's advantage is the teacher's log-probability minus the student's, both at the sampling temperature. The mean
-advantage over the student's samples is -KL(student || teacher). The policy gradient therefore minimizes this
-divergence along the student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
+advantage over the student's samples is -KL(student || teacher). The policy gradient therefore minimizes this divergence
+along the student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
 """
 
 import asyncio

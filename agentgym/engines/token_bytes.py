@@ -11,8 +11,7 @@ def bytes_by_model(policy: Engine, models: Mapping[str, Engine]) -> Callable[[st
     """Return a function that takes a model role ("" for the policy) and token ids, and returns the bytes of each id.
 
     If a tokenizer has no `token_bytes` method, each id is decoded alone. The function returns {} for an unknown model
-    role,
-    and for an engine that takes messages, because the ids of its turns are placeholders.
+    role, and for an engine that takes messages, because the ids of its turns are placeholders.
     """
     # The tokenizers are looked up here, because rollouts are still stored after the engines close.
     return bytes_of(tokenizers_of(policy, models))

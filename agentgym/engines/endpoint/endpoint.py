@@ -61,8 +61,7 @@ class Endpoint:
     """
     first_wait_s: Above0 = field(default=0.5, kw_only=True)
     """Seconds before the first retry, doubled for each further retry. The actual wait is a random time between half of
-    this
-    value and all of it.
+    this value and all of it.
     """
     longest_wait_s: Above0 = field(default=60.0, kw_only=True)
     """Longest wait before a retry, in seconds. If the endpoint's Retry-After is longer, the request isn't retried."""
@@ -139,8 +138,7 @@ class Endpoint:
         """Identifies what is evaluated, for stored results and caches.
 
         It consists of the URL, the model's name if it is known, and each non-default setting that affects the output.
-        The
-        settings distinguish this endpoint from other endpoints with the same model.
+        The settings distinguish this endpoint from other endpoints with the same model.
         """
         return self._named(self.model or self._state.model)
 
@@ -270,8 +268,8 @@ _NOT_IN_ANSWERS = frozenset(
     {"url", "model", "api_key_env", "concurrency", "timeout_s", "retries", "first_wait_s", "longest_wait_s"}
     | {"prompt_price", "cached_price", "completion_price"}
 )
-"""Settings that `model_name` doesn't list after the URL and the model. They don't affect the output, or are that URL and
-model.
+"""Settings that `model_name` doesn't list after the URL and the model. They don't affect the output, or are that URL
+and model.
 """
 
 

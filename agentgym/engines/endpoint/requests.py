@@ -27,12 +27,10 @@ For each function call, return a json object with function name and arguments wi
 def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[str, Any]]:
     """Convert messages to the format of an API with tools, which requires exactly one result after each call.
 
-    A tool message that doesn't belong to a call of the preceding turn becomes a user message. A call without a
-    result,
+    A tool message that doesn't belong to a call of the preceding turn becomes a user message. A call without a result,
     such as one in a turn that a fork continues from, gets the result "[no result]".
 
-    The API accepts images only from the user. The images of a turn's results are therefore sent in a user message
-    after
+    The API accepts images only from the user. The images of a turn's results are therefore sent in a user message after
     the results. Each result contains the names of its images.
     """
     made: list[dict[str, Any]] = []

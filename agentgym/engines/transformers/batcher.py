@@ -2,8 +2,7 @@
 
 Each turn that is being sampled has a slot: a row of ids, with memory for their KV. A session keeps its slot between
 turns. If its new prompt begins with the same ids as before, their KV is reused. A new session may share a prefix with
-another slot. It then copies the KV of the prefix, or waits while the other slot computes it. Rows that decode
-together
+another slot. It then copies the KV of the prefix, or waits while the other slot computes it. Rows that decode together
 read the KV of a shared prefix only once.
 """
 
@@ -37,8 +36,7 @@ them. Many rows don't wait.
 """
 _NARROW = 32
 """Number of ids up to which rows are prefilled together, however different their numbers of ids. Padding them to the
-same
-width is then cheaper than a separate forward pass.
+same width is then cheaper than a separate forward pass.
 """
 
 
@@ -79,8 +77,7 @@ class Request:
     slot: int = -1
     """The request's slot; -1 while it waits for one."""
     donor: "Request | None" = None
-    """The request that computes a prefix of this request's ids, while this one waits for it; None if it doesn't
-    wait.
+    """The request that computes a prefix of this request's ids, while this one waits for it; None if it doesn't wait.
     """
     shared: int = 0
     """Length in ids of the prefix that `donor` computes."""

@@ -39,13 +39,12 @@ class TransformersConfig:
     """
     context_tokens: Positive | None = None
     """Maximum number of ids in a session, prompt and completion together. None: as many as the model has positions,
-    limited so
-    that the KV of all slots fits in 1 GiB. The limit is at least 512 ids, if the model has as many positions.
+    limited so that the KV of all slots fits in 1 GiB. The limit is at least 512 ids, if the model has as many
+    positions.
     """
     prefill_tokens: Positive = 1024
     """Maximum number of ids, including padding, in a forward pass that computes prompts (prefill). It limits how long
-    other
-    turns wait for that pass before they sample their next id.
+    other turns wait for that pass before they sample their next id.
     """
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The dtype of weights and KV if the engine loads the model. auto is bfloat16 on a GPU that supports it, and

@@ -4,8 +4,7 @@ Most of the time of a small model's step is Python overhead. Llama, Mistral, Qwe
 with or without biases, and with or without norms of queries and keys. Their own modules need five times as many calls
 for it. The weights are still the model's own tensors, so merged adapters take effect and nothing is copied.
 
-In the shapes below, `rows` is the number of slots in a step, `width` the number of ids per row, and `reach` the
-number
+In the shapes below, `rows` is the number of slots in a step, `width` the number of ids per row, and `reach` the number
 of columns of keys and values to attend to.
 """
 
@@ -39,8 +38,7 @@ def dense(model: Any, context: int) -> "Dense | None":
 class Dense:
     """A fast decoder. It computes the hidden states after the final norm, [rows, width, hidden].
 
-    A call takes the ids, their positions, and a mask [rows, 1, width, reach] that is true for the columns to attend
-    to.
+    A call takes the ids, their positions, and a mask [rows, 1, width, reach] that is true for the columns to attend to.
     """
 
     def __init__(self, decoder: Any, context: int) -> None:
@@ -78,8 +76,7 @@ class _Norm:
 class _Layer:
     """One decoder layer.
 
-    Weight matrices that have the same input are joined into one matrix. The model's modules keep views of their
-    parts.
+    Weight matrices that have the same input are joined into one matrix. The model's modules keep views of their parts.
     """
 
     def __init__(self, number: int, layer: Any) -> None:

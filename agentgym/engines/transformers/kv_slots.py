@@ -6,8 +6,7 @@ KV depends only on ids and weights, so any session may reuse it::
     filled   ^^^^^^^^^^^^^^^^                   KV is computed up to here
     length   ^^^^^^^^^^^^^^^^^^^^^^^            known ids; the next forward passes compute filled..length
 
-If exactly one id of a row is to be computed, the row decodes. If more ids are to be computed, it prefills. The KV of
-a
+If exactly one id of a row is to be computed, the row decodes. If more ids are to be computed, it prefills. The KV of a
 turn's last id is computed in the next turn.
 """
 
@@ -75,9 +74,8 @@ class Slots:
     def donors(self, slot: int) -> tuple[Donor, Donor]:
         """Return two slots whose ids begin like this row's.
 
-        The first one has the longest shared prefix whose KV is already computed. The second one is active, and has
-        the longest
-        shared prefix whose KV its request is going to compute.
+        The first one has the longest shared prefix whose KV is already computed. The second one is active, and has the
+        longest shared prefix whose KV its request is going to compute.
         """
         common = _common(self.ids, self.ids[slot, : self.length[slot] - 1])
         common[self._weights_of != self._weights] = 0

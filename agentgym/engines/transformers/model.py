@@ -99,8 +99,7 @@ class SlotCache:
     """Keys and values of every slot. Each row of a batch writes at its own columns. It replaces transformers' Cache.
 
     The data is one tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read. Idle
-    slots
-    that lie between the batch's slots are computed with the batch, and write to that column.
+    slots that lie between the batch's slots are computed with the batch, and write to that column.
     """
 
     is_compileable = False
@@ -189,8 +188,7 @@ class InferenceModel:
                  5      d e .        2      . is padding: its KV is past the row's end, where the next ids' KV will be
 
         `rows` are slots in ascending order. `ids` is [rows, max width]. `groups` lists rows with a common prefix, and
-        may only
-        be given if each row has one id to compute.
+        may only be given if each row has one id to compute.
         """
         column = np.minimum(start[:, None] + np.arange(ids.shape[1]), self.context)
         position = np.minimum(column, self.context - 1)

@@ -43,8 +43,7 @@ def groups(ids: Ints, weights: Ints) -> RowGroups | None:
     """Group rows of `ids`, [rows, columns], by a prefix of ids that they share under the same weights.
 
     All groups have the same prefix length, which is the one that saves the most reading. Returns None if even that
-    saves
-    too little.
+    saves too little.
     """
     rows, limit = ids.shape
     if (rows - 1) * limit < _WORTH:
