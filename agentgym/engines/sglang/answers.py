@@ -1,4 +1,4 @@
-"""Validates an SGLang server's responses. Each becomes a typed value or an error; no response is repaired."""
+"""Validates an SGLang server's responses and converts them to typed values. No invalid response is repaired."""
 
 import json
 from array import array
@@ -31,7 +31,7 @@ class ServerFacts(NamedTuple):
     weight_version: str | None
     """The server's name for the weights that it started with."""
     tp: int = 1
-    """Number of processes among which the weights are split (tensor parallelism)."""
+    """Number of processes over which the weights are split (tensor parallelism)."""
     dtype: str = ""
     """The dtype of the weights, such as float32; empty if the server doesn't report it."""
     lora: bool = False
@@ -41,13 +41,13 @@ class ServerFacts(NamedTuple):
 
 
 def server_facts(info: Any, server: str) -> ServerFacts:
-    """Return the settings in the response of GET /server_info.
+    """Return the settings that a server reports in its response to GET /server_info.
 
     Raises:
         EngineError: If it isn't an SGLang server's response.
     """
     try:
-        # A prompt must be shorter than this limit, so a whole request with one id less always fits.
+        # The server requires prompts to be shorter than this limit. A whole request with one id less always fits.
         return ServerFacts(
             context_tokens=int(info["max_req_input_len"]) - 1,
             model=str(info["model_path"]),
@@ -69,9 +69,9 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
 
     Args:
         body: The decoded response.
-        version: The completion's policy version, if no other is reported.
-        named: Whether the name that the server reports for its weights is their policy version. It is ignored if it
-            isn't a number, or if it is `ours`.
+        version: The completion's policy version, if the response doesn't say another.
+        named: Whether the name that the server reports for its weights is their policy version. Even then, the name is
+            ignored if it isn't a number, or if it is `ours`.
         ours: The server's name for the weights that it started with.
 
     Raises:
@@ -112,7 +112,7 @@ def _count(ids: Any) -> object:
 def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[Version, ...]:
     """Return the policy version of each span of ids, from the names that the server reports for its weights.
 
-    The version is `version` if the name is `ours` or isn't a number. If weights are pushed to the server during a
+    A name that isn't a number, or that is `ours`, stands for `version`. If weights are pushed to the server during a
     request, it reports several spans: `[{"version": "7", "start": 0, "end": 3}, ..]`.
     """
     spans: Sequence[Any] = meta.get("weight_versions") or ()
@@ -134,12 +134,12 @@ def _is_unnumbered(span: Mapping[str, Any]) -> bool:
 
 @lru_cache
 def _all_of(version: int) -> tuple[Version, ...]:
-    """Return the versions of a completion that has only one. The result is cached."""
+    """Return the versions of a completion whose ids all have the same version. The result is cached."""
     return (Version(0, version),)
 
 
 def field_of(body: Any, *path: str) -> Any:
-    """Return a nested field of a response.
+    """Return a nested field of a response. `path` has the name of the field at each level.
 
     Raises:
         EngineError: If the field is missing. The message names it.
@@ -152,10 +152,10 @@ def field_of(body: Any, *path: str) -> Any:
 
 
 def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool = False) -> Floats:
-    """Return the log-probabilities from a response's rows, each of which is `[value, id, ..]`.
+    """Return the log-probabilities from the rows of a response, each of which is `[value, id, ..]`.
 
-    With `of_prompt`, the vocabulary's last id may be reported as 0: SGLang clips the placeholder ids of images, and
-    this also changes that id.
+    With `of_prompt`, the response may report 0 instead of the vocabulary's last id. SGLang clips the placeholder ids of
+    images in prompts, and this also changes the last id.
 
     Raises:
         EngineError: If the ids are different from `token_ids`, or a value isn't finite.
@@ -176,7 +176,10 @@ def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool 
 
 
 def first_of(rows: Any) -> Any:
-    """Return the row of a request that scores one id at one position, or None if the row is missing."""
+    """Return the first row of the first position, or None if it is missing.
+
+    This is for a request that scores one id at one position.
+    """
     try:
         return rows[0][0]
     except (TypeError, IndexError, KeyError):
@@ -192,7 +195,7 @@ def reason_of(answer: Answer) -> str:
 
 
 def require_possible(completion: Completion, server: object, max_tokens: int, vocabulary: int) -> None:
-    """Raise EngineError with the server's name if it sampled too many ids, or an id outside the vocabulary."""
+    """Raise EngineError if a server sampled more than `max_tokens` ids, or an id outside the vocabulary."""
     ids = completion.token_ids
     if len(ids) > max_tokens:
         raise EngineError(f"{server}: sampled {len(ids)} ids, but at most {max_tokens} were requested")

@@ -11,11 +11,13 @@ from pydantic import Field
 from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, Text, config
 
 COMMAND = "AGENTGYM_SGLANG"
-"""The environment variable with the command that launches a server, used if the config has none."""
+"""The environment variable with the command that launches a server. It is used if the config has no command."""
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers that an adapter may change in a launched server."""
 _MARGIN = 16
-"""Number of ids added to a launched server's context, because the server reserves some of it: 7 in SGLang 0.5.23."""
+"""Number of ids added to the context that a launched server is given, because the server reserves some of it: 7 ids in
+SGLang 0.5.23.
+"""
 
 _MORE_SERVERS = "launch more servers instead: a server with data parallelism accepts neither adapters nor weights"
 _OWN_FLAGS = {
@@ -42,7 +44,8 @@ class SGLangConfig:
     """GPUs per launched server, across which its weights are split (tensor parallelism)."""
     gpus: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     """GPUs of the launched servers, `tp` per server, as indices from 0 into the GPUs that this process sees. If empty,
-    servers get the GPUs that no trainer uses. Trainers use the first ones, one per process on the machine.
+    servers get the GPUs that no trainer uses. The trainers use the first GPUs: one for each of their processes on the
+    machine.
     """
     host: Name = "127.0.0.1"
     """The address that launched servers listen on. Anyone who can reach it can send them requests."""
@@ -79,8 +82,8 @@ class SGLangConfig:
     stall_s: Above0 = 60.0
     """Seconds within which a server must sample an id on request; otherwise it gets no more requests."""
     server_wait_s: NotNegative = 120.0
-    """Seconds that a request or a new adapter waits while no server is available; 0 fails at once. Nothing waits for
-    launched servers that have ended for good.
+    """Maximum number of seconds for which a request or a new adapter waits while no server is available; 0 fails at
+    once. If all servers are launched ones that have ended for good, nothing waits.
     """
 
     def __post_init__(self) -> None:

@@ -188,7 +188,7 @@ class SGLangEngine:
 
     @property
     def seeded(self) -> bool:
-        """Whether a turn's seed determines its samples, as on servers with `--enable-deterministic-inference`."""
+        """Whether a turn's seed determines its samples, as it does with `--enable-deterministic-inference`."""
         return bool(self._served) and all(facts.seeded for facts in self._served)
 
     @property
@@ -232,19 +232,19 @@ class SGLangEngine:
         return await self._turns.sample(turn)
 
     async def abort(self, session: str, *, keep: bool) -> None:
-        """End the turn that a session is sampling, if any, so that its `generate` returns with finish_reason "abort".
+        """End the turn that a session is sampling, if any. Its `generate` then returns with finish_reason "abort".
 
-        If the turn has just finished normally and `keep` is true, its own finish reason is returned. During a pause,
-        the turn ends when the pause does.
+        If the turn has just finished normally and `keep` is true, `generate` returns the turn's own finish reason.
+        During a pause, the turn ends when the pause does.
 
         Args:
             session: The session whose turn to end.
-            keep: Whether to return the ids sampled so far, or none.
+            keep: Whether `generate` returns the ids sampled so far, or none.
         """
         await self._turns.abort(session, keep=keep)
 
     async def pause(self) -> None:
-        """Stop sampling on all servers until `resume`. Turns keep their state and KV, and new ones wait."""
+        """Stop sampling on all servers until `resume`. Turns keep their state and KV, and new turns wait."""
         self._opened()
         await self._fleet.each(self._fleet.living, Server.pause)
 
@@ -390,8 +390,9 @@ class SGLangEngine:
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Return the log-probability of each id except the first, given the ids before it.
 
-        These are the values that `generate` would report. With several servers, each call uses the next one, so all
-        of them are probed. At a temperature other than 0 and 1, the server scores by sampling once after each id.
+        These are the values that `generate` would report. With several servers, each call uses the next server, so that
+        repeated calls check all of them. At a temperature other than 0 and 1, the server scores by sampling once after
+        each prefix of the ids.
 
         Args:
             token_ids: The ids to score.
@@ -426,7 +427,7 @@ class SGLangEngine:
             await stack.aclose()
 
     async def _retire(self, policy: PolicyVersion, overtaken: Sequence[Piece]) -> None:
-        """Unload a policy's adapter once nothing is sampled from it any more."""
+        """Unload a policy's adapter as soon as the aborted requests, which still use it, have ended."""
         for piece in overtaken:
             await piece.done.wait()
         await self._fleet.unload(policy)

@@ -1,4 +1,4 @@
-"""An engine's servers. Each has the current policy; a server without it counts as lost and gets no requests."""
+"""The servers of an engine. A server that lacks the current policy counts as lost, and gets no requests."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 _UNLOAD_S = 60.0
 """Maximum seconds to wait, when this engine closes, for the servers to unload its adapters."""
 _SOON_S = 0.5
-"""Seconds between losing a server and the first check of whether it is back."""
+"""Seconds from the loss of a server to the first check of whether it responds again."""
 
 
 @dataclass(slots=True)
@@ -45,10 +45,10 @@ class FleetCounts:
 
 
 class Fleet:
-    """Servers with a common policy.
+    """Several servers that sample from the same policy.
 
     A server that doesn't respond is marked as lost. Background checks (`watch`) mark it as available again when it
-    serves.
+    serves requests.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Fleet:
             raise self._no_server() from None
 
     def attempts(self, what: str) -> Attempts:
-        """Return an empty record of a new request's failed attempts."""
+        """Return a record, still empty, of the failed attempts of a new request. `what` names the request in errors."""
         return Attempts(what, self.servers, wait_s=self.config.server_wait_s)
 
     # ------------------------------------------------------------------------------------------ policies
@@ -143,6 +143,8 @@ class Fleet:
 
     async def take(self, server: Server, policy: PolicyVersion) -> None:
         """Record that a server can sample from a policy that another client uploaded.
+
+        Unless this is already known, the server is asked whether it has the policy.
 
         Raises:
             EngineError: If the server doesn't have the policy.
@@ -187,7 +189,7 @@ class Fleet:
 
     async def _spread(self, policy: PolicyVersion, payload: Payload | None) -> None:
         attempts = self.attempts("load_adapter")
-        # Loop, because a server that comes back during the upload has the previous policy.
+        # This is a loop, because a server that comes back during the upload has only the previous policy.
         while lacking := [server for server in await self._some(attempts) if not server.holds(policy)]:
             refused = await self.each(lacking, lambda server: server.load(policy, payload))
             if refused:
@@ -238,7 +240,7 @@ class Fleet:
     async def each(self, servers: Iterable[Server], ask: Callable[[Server], Awaitable[None]]) -> list[ValueError]:
         """Call `ask` for all of these servers at the same time. Return the ValueErrors that the calls raised.
 
-        A server that fails to respond is marked as lost.
+        If a call fails because its server doesn't respond, the server is marked as lost.
         """
         refused: list[ValueError] = []
 
@@ -261,7 +263,7 @@ class Fleet:
             self.lose(server)
 
     def move(self, old: str, new: str) -> None:
-        """Mark the server at the URL `old` as lost, and replace its URL with `new`, which `watch` then checks."""
+        """Mark the server at the URL `old` as lost, and set its URL to `new`. `watch` then checks the new URL."""
         for server in self.servers:
             if server.client.url == old:
                 self.lose(server)
@@ -288,9 +290,9 @@ class Fleet:
             # id.
             if not (await server.samples(self.config.stall_s) and await server.ready(self.config.health_s) == 200):
                 return
-            await _unload(server, sorted(server.adapters))  # It may still have these adapters.
+            await _unload(server, sorted(server.adapters))  # The server may still have these adapters.
             server.doubt()
-            while not server.holds(self.policy):  # `push` skips lost servers, so the policy may change
+            while not server.holds(self.policy):  # `push` skips lost servers, so the policy may change meanwhile
                 payload = self._payloads.get(self.policy)
                 if payload is not None:
                     await server.load(self.policy, payload)

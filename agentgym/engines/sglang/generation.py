@@ -18,7 +18,7 @@ from agentgym.types.completion import Completion, FinishReason, Sampling, Versio
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """One request in flight, which samples a whole turn, or the rest of a turn that another request began."""
+    """One request in flight. It samples a whole turn, or what is left of a turn after earlier requests were aborted."""
 
     rid: str
     server: Server
@@ -32,7 +32,7 @@ class Generation:
     ::
 
         ids       a a a a | b b b e        two requests: the weights changed after four ids
-        versions  (0, 6)  | (4, 7)
+        versions  (0, 6)  | (4, 7)         index of the first id, and its policy version
     """
 
     prompt: Prompt
@@ -48,7 +48,7 @@ class Generation:
     turn.
     """
     ending: Literal["keep", "drop"] | None = None
-    """Whether an abort keeps or drops the sampled ids; None if the turn wasn't aborted."""
+    """Whether the ids sampled so far are kept or dropped, once `end` has aborted the turn; None before."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set together with `ending`, so that a turn that waits for a server can stop waiting."""
 
@@ -110,10 +110,10 @@ def empty(version: int) -> Completion:
 
 
 _TRIES = 2
-"""Number of connection failures after which a request stops trying a server."""
+"""Number of failed connections to a server after which a request no longer tries it."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-"""The shortest and the longest pause between two attempts, in seconds. Each pause is twice as long as the previous
-one.
+"""The first and the longest pause between two attempts, in seconds. In between, each pause is twice as long as the
+previous one.
 """
 
 
@@ -139,10 +139,10 @@ class Attempts:
         return [server for server in self._servers if server in self._busy or self._gave_up(server)]
 
     def failed(self, server: Server, error: ConnectionError | Unavailable) -> None:
-        """Record a failure. A busy server is retried after a pause.
+        """Record that a server failed the request.
 
-        Any other server is retried once if the connection failed, and not at all if the server responded with a
-        failure.
+        A busy server is tried again after a pause. If the connection failed, the server is tried once more. If the
+        server responded with a failure, it isn't tried again.
         """
         self._last = error
         if isinstance(error, Busy):
@@ -153,8 +153,12 @@ class Attempts:
     async def wait(self, nobody: EngineError, ended: asyncio.Event | None = None) -> None:
         """Pause before the next attempt. The pause ends early if `ended` is set.
 
-        Each pause is longer than the one before. The rollout's time limits are suspended meanwhile, because the
-        rollout isn't at fault for the wait.
+        Each pause is twice as long as the one before, up to the longest one. Meanwhile, the rollout's time limits are
+        suspended, because the rollout isn't at fault for the wait.
+
+        Args:
+            nobody: The error that says why no server can be tried now.
+            ended: Ends the pause early if it is set.
 
         Raises:
             EngineError: If no server can come back, or the time is up. The message also contains the last failure, if

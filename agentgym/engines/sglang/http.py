@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from agentgym.engines.http_link import HttpLink
 
 _fast: Callable[[bytearray], Any] | None = None
-with suppress(ImportError):  # Optional; if it is installed, decoding takes a fifth of the time.
+with suppress(ImportError):  # orjson is optional. If it is installed, decoding takes a fifth of the time.
     _fast = importlib.import_module("orjson").loads
 
 _IDLE_S = 2.0
@@ -129,7 +129,7 @@ class JsonClient:
                 raise ConnectionError(f"{self.url}{path}: {str(error) or timed_out}") from error
             raise
         self._busy.discard(link)
-        if keep and link.usable:  # Both sides keep it open.
+        if keep and link.usable:  # Both the server and this client keep it open.
             link.idle_since = monotonic()
             self._idle.append(link)
         else:

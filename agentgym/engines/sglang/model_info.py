@@ -51,7 +51,10 @@ def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFact
 
 
 def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) -> None:
-    """Raise ValueError if the model that a server serves is in a local folder and has a different vocabulary."""
+    """Raise ValueError if the model that a server serves doesn't have `vocabulary` ids, as `model` does.
+
+    This is only checked if the names of the models differ and the served model is in a local folder.
+    """
     if str(model) == served_model or not (Path(served_model) / "config.json").is_file():
         return
     with needs_extra():
@@ -77,7 +80,7 @@ def _as_set(ids: Any) -> set[int]:
 
 
 def served(adapter: Adapter) -> Adapter:
-    """Return the adapter adjusted for a server, which always scales adapters by alpha / r.
+    """Return the adapter with a config that a server can use. Servers always scale adapters by alpha / r.
 
     Raises:
         ValueError: If SGLang can't serve the adapter.
@@ -98,7 +101,7 @@ def served(adapter: Adapter) -> Adapter:
 
 
 def write_adapter(adapter: Adapter, folder: Path) -> None:
-    """Write PEFT's two files into a new folder, for a server on the same file system."""
+    """Write an adapter as PEFT's two files into a new folder, for a server on the same file system."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""The prompts of requests: validates their ids and encodes these as JSON.
+"""Validates the ids of requests' prompts, and encodes them as JSON.
 
-A session's prompt usually begins with its previous prompt, so only the new ids are validated and encoded. For a
-prompt of a thousand ids, processing all of them would cost more than the rest of a request.
+A session's prompt usually begins with its previous prompt, so only the new ids are validated and encoded. For a prompt
+of a thousand ids, processing all of them would cost more than everything else in a request.
 """
 
 import importlib
@@ -13,8 +13,8 @@ from typing import TypeGuard
 import numpy as np
 
 BLOCK = 32
-"""Number of ids in a block. Prefixes are compared block by block, so a shared prefix shorter than a block isn't
-noticed.
+"""Number of ids in a block. The router compares prefixes block by block, so it doesn't notice a shared prefix that is
+shorter than a block.
 """
 _ID = 8
 """Bytes per id."""
@@ -29,12 +29,12 @@ def _plainly(ids: list[int]) -> bytes:
 
 
 _written: Callable[[list[int]], bytes] = _plainly
-with suppress(ImportError):  # Optional; if it is installed, encoding takes a tenth of the time.
+with suppress(ImportError):  # orjson is optional. If it is installed, encoding takes a tenth of the time.
     _written = importlib.import_module("orjson").dumps
 
 
 class Prompt:
-    """The ids of a prompt, and their text inside a JSON array. More ids may be appended to both, but none change."""
+    """The ids of a prompt, as bytes and as JSON text. More ids may be appended, but none change."""
 
     __slots__ = ("_blocks", "grows", "raw", "text")
 
@@ -54,7 +54,7 @@ class Prompt:
 
     @property
     def blocks(self) -> list[int]:
-        """One hash for each whole block of ids. It covers that block and all blocks before it."""
+        """One hash for each whole block of ids. It covers the ids of that block and of all blocks before it."""
         blocks, raw = self._blocks, self.raw
         number = blocks[-1] if blocks else 0
         for start in range(len(blocks) * BLOCK * _ID, len(raw) - BLOCK * _ID + 1, BLOCK * _ID):
@@ -63,7 +63,7 @@ class Prompt:
         return blocks
 
     def then(self, ids: list[int]) -> "Prompt":
-        """Return a prompt with more ids appended, which must be plain integers within the vocabulary."""
+        """Return a prompt with more ids appended. They must be plain integers within the vocabulary."""
         if not ids:
             return self
         longer = Prompt(self.raw, self.text)
@@ -79,7 +79,7 @@ class Prompt:
 
 
 class Prompts:
-    """The last prompt of each session that isn't released, and the first prompts of a few recent sessions."""
+    """The last prompt of each session until its release, and the first prompts of the sessions that began last."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
@@ -90,11 +90,11 @@ class Prompts:
     def take(self, session: str, token_ids: Sequence[int]) -> Prompt:
         """Return the session's next prompt.
 
-        It is the same object as the session's last prompt if ids were only appended. If `token_ids` is a view of a
-        rollout's ids, it is read but no reference to it is kept.
+        If ids were only appended, it is the same object as the session's last prompt. If `token_ids` is a view of a
+        rollout's ids, the view is read, but no reference to it is kept.
 
         Raises:
-            ValueError: If an id is invalid. The message names the first one.
+            ValueError: If an id is invalid. The message names the first such id.
         """
         if not is_buffer(token_ids):
             token_ids = memoryview(array("q", checked(token_ids, self.vocabulary)))
@@ -133,7 +133,7 @@ class Prompts:
 def _begins_with(token_ids: memoryview, prompt: Prompt) -> bool:
     """Return whether `token_ids` begins with the prompt's ids.
 
-    If both come from the same growing array of a rollout, only the end of the prompt is compared.
+    If both come from the same growing array of a rollout, only the last block of the prompt is compared.
     """
     known = len(prompt)
     array_grew = prompt.grows is not None and _growing(token_ids) is prompt.grows and len(token_ids) >= known
@@ -143,9 +143,10 @@ def _begins_with(token_ids: memoryview, prompt: Prompt) -> bool:
 
 
 def _growing(token_ids: memoryview) -> "array[int] | None":
-    """Return the array of which `token_ids` is a read-only view, if the view covers it entirely, otherwise None.
+    """Return the array of a rollout's ids that `token_ids` is a view of.
 
-    Ids are only ever appended to such an array; see `Engine.generate`.
+    The view must be read-only and cover the array entirely, otherwise the result is None. Ids are only ever appended to
+    such an array; see `Engine.generate`.
     """
     shown = token_ids.obj
     return shown if token_ids.readonly and type(shown) is array and len(shown) == len(token_ids) else None
@@ -155,7 +156,7 @@ def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> lis
     """Return the ids as a list of plain integers.
 
     Raises:
-        ValueError: If an id is invalid. The message names the first one, with its position counted from `first`.
+        ValueError: If an id is invalid. The message names the first such id and its position, counted from `first`.
     """
     # For the few ids of a turn, NumPy's overhead would exceed the work itself.
     plain = token_ids if type(token_ids) is list and {*map(type, token_ids)} == {int} else []

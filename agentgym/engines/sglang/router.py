@@ -1,4 +1,4 @@
-"""Chooses a server for each session: one that has already computed its prefix, as long as the load stays balanced."""
+"""Chooses a server for each session, which has already computed a prefix of its prompt, if the load stays balanced."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from agentgym.engines.sglang.server import NoServer, Server
 _REMEMBERED = 1 << 16
 """Number of prompt blocks that are remembered for each server. The least recently used blocks are forgotten first."""
 _SLACK = 4
-"""A server with at least this many sessions more than the least loaded server isn't chosen, whatever prefix it has
-computed. The limit is half of the least loaded server's number of sessions instead, if that is more.
+"""A server isn't chosen if it has at least this many sessions more than the least loaded server, whatever prefix it has
+computed. If half of the least loaded server's number of sessions is more than this, that is the limit.
 """
 
 
@@ -60,7 +60,7 @@ class Router:
         self._home.pop(session, None)
 
     def lose(self, server: Server) -> None:
-        """Assign nothing to a server until `revive`, and forget its sessions and prefixes."""
+        """Assign no sessions to a server until `revive`, and forget its sessions and the prefixes that it computed."""
         server.alive = False
         self._seen[server].clear()
         self._home = {session: home for session, home in self._home.items() if home.server is not server}
@@ -83,7 +83,7 @@ class Router:
         return min(near, key=lambda server: (-self._known(server, prompt.blocks), count[server]))
 
     def _known(self, server: Server, blocks: Sequence[int]) -> int:
-        """Return how many of these blocks, counted from the first, the server has computed."""
+        """Return how many of a prompt's blocks, counted from the first, the server has already computed."""
         seen = self._seen[server]
         return next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
 

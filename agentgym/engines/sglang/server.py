@@ -27,17 +27,15 @@ from agentgym.types.completion import Completion, Sampling
 _CONTROL_S = 60.0
 """Timeout, in seconds, of a request that samples nothing."""
 _LOAD_S = 600.0
-"""Timeout, in seconds, of loading or unloading an adapter. The server unloads it after the last request that uses
-it.
-"""
+"""Timeout, in seconds, of loading or unloading an adapter. The server first waits for the last request that uses it."""
 _SCORED_AT_ONCE = 64
-"""Maximum number of positions that one request scores by sampling after each of them."""
+"""Maximum number of ids that one request scores by sampling, once for each id."""
 _IDLE_S = 0.05
 """Seconds between two checks of whether a server is idle."""
 _AGAIN_S = 0.5
 """Seconds between two checks of whether a server samples."""
 _COME_BACK = (429, 502, 503, 504)
-"""HTTP statuses, of a server or of a gateway in front of it, after which the same request may succeed later."""
+"""HTTP statuses after which the same request may succeed later. A server or a gateway in front of it returns them."""
 
 
 class Ask(NamedTuple):
@@ -52,7 +50,10 @@ class Ask(NamedTuple):
     policy: PolicyVersion
 
     def body(self) -> tuple[bytes | bytearray, ...]:
-        """Return the parts of the body of POST /generate, with all settings that change the distribution."""
+        """Return the parts of the body of POST /generate.
+
+        The body has all settings that change the distribution that is sampled from.
+        """
         lora = "null" if self.policy.lora is None else f'"{self.policy.lora}"'
         settings = (
             f'],"return_logprob":true,"rid":"{self.rid}","lora_path":{lora},'
@@ -63,15 +64,15 @@ class Ask(NamedTuple):
 
 
 class Unavailable(EngineError):
-    """A server failed to respond to a request. Another server may succeed."""
+    """Raised if a server fails to respond to a request. Another server may succeed."""
 
 
 class NoServer(EngineError):
-    """All servers that could respond are lost or were already tried."""
+    """Raised if no server is left to try: each is lost, or has already failed the request."""
 
 
 class Busy(Unavailable):
-    """A server can't respond now, but it may later."""
+    """Raised if a server reports that it can't serve a request now. It may serve it later."""
 
 
 class Server:
@@ -90,10 +91,12 @@ class Server:
         self.adapters: set[str] = set()
         """Names of the adapters that this client had the server load, and that may still be loaded."""
         self.tp = 1
-        """Number of processes among which the server's weights are split. Each process gets a copy of every upload."""
+        """Number of processes over which the server's weights are split. Each process gets a copy of every upload."""
         self._loaded: set[str] = set()
         self._weights: str | None = ""
-        """Name of the last pushed weights; empty for the model's original ones, None if a push failed midway."""
+        """Name of the weights that were pushed last; empty for the model's original ones. None if it is unknown,
+        because a push failed midway or the server may have been restarted.
+        """
         self._first_weights: str | None = None
 
     def __repr__(self) -> str:
@@ -111,15 +114,15 @@ class Server:
         self.forget()
 
     def forget(self) -> None:
-        """Record that the server was restarted, after which it has its model's original weights and no adapters."""
+        """Record that the server was restarted. It then has its model's original weights and no adapters."""
         self.adapters.clear()
         self._loaded.clear()
         self._weights, self.paused = "", False
 
     def doubt(self) -> None:
-        """Record that the server was unreachable, so it may have been restarted.
+        """Record that the server may have been restarted, because it was unreachable.
 
-        It must then be asked again which policies it has.
+        Which policies it has is then unknown, and must be asked again.
         """
         self._loaded.clear()
         self._weights = None
@@ -137,7 +140,7 @@ class Server:
     async def ready(self, timeout_s: float) -> int | None:
         """Return the HTTP status of /ready, or None if there is no response.
 
-        It is 200 if the server accepts requests, but not while the server is paused.
+        The status is 200 if the server accepts requests. While the server is paused, it is another one.
         """
         try:
             return (await self.client.get("/ready", timeout_s=timeout_s)).status
@@ -159,7 +162,7 @@ class Server:
         return True
 
     async def generate(self, ask: Ask) -> Completion:
-        """Return the ids that the server sampled. An aborted request returns the ids sampled before the abort."""
+        """Return the ids that the server sampled. If the request is aborted, these are the ids before the abort."""
         try:
             answer = await self.client.post_parts("/generate", *ask.body())
         except WireError as error:
@@ -194,9 +197,10 @@ class Server:
     async def _score_draws(
         self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: PolicyVersion
     ) -> Floats:
-        """Score the ids from index `start` on.
+        """Score the ids from index `start` on, at most `_SCORED_AT_ONCE` of them.
 
-        The server samples once after each prefix, and reports the log-probability of the next id there.
+        The server samples one id after each prefix, and also reports the log-probability of the id that follows in
+        `token_ids`.
         """
         ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
         payload = {
@@ -213,11 +217,11 @@ class Server:
         return scores_of([first_of(row) for row in rows], [token_ids[end] for end in ends])
 
     async def abort(self, rid: str) -> None:
-        """Abort one request. Unknown ids are ignored."""
+        """Abort one request. A request id that the server doesn't know is ignored."""
         await self._post("/abort_request", {"rid": rid})
 
     async def pause(self) -> None:
-        """Stop sampling. Running requests keep their state and KV, and new ones wait."""
+        """Stop sampling. Running requests keep their state and KV, and new requests wait."""
         self.paused = True
         await self._post("/pause_generation", {"mode": "in_place"})
 
@@ -283,7 +287,7 @@ class Server:
             raise ValueError(f"adapter: {self} rejected it: {reason_of(answer)}")
 
     def holds(self, policy: PolicyVersion) -> bool:
-        """Return whether the server can sample from a policy, to the knowledge of this client."""
+        """Return whether the server can sample from a policy, as far as this client knows without asking."""
         return policy.lora in self._loaded if policy.lora is not None else policy.weights == self._weights
 
     async def pull(self, policy: PolicyVersion) -> bool:
@@ -309,13 +313,13 @@ class Server:
         return said is None or str(said) == str(version)
 
     async def release_memory(self, tags: Sequence[str]) -> None:
-        """Release the GPU memory of these parts. Nothing can be sampled until `resume_memory`."""
+        """Release the GPU memory of the parts in `tags`. Nothing can be sampled until `resume_memory`."""
         await self.idle()
         self.paused = True
         await self._post("/release_memory_occupation", {"tags": list(tags)}, _LOAD_S)
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Reclaim the GPU memory of these parts."""
+        """Reclaim the GPU memory of the parts in `tags`."""
         await self._post("/resume_memory_occupation", {"tags": list(tags)}, _LOAD_S)
         self.paused = False
 
@@ -366,9 +370,9 @@ def _written(sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """Return all settings that change the distribution that is sampled from.
+    """Return the settings for sampling from the model's whole distribution at the given temperature.
 
-    None is left out, because a server may take different defaults from the model's files.
+    No setting is left out, because the server may otherwise use a default from the model's files.
     """
     plain = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
     return plain | {"temperature": sampling.temperature, "frequency_penalty": 0.0, "presence_penalty": 0.0}

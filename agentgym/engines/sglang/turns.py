@@ -1,4 +1,4 @@
-"""The turns of an engine: each is sampled by a sequence of requests, to any server that can respond."""
+"""Samples the turns of an engine: each by a sequence of requests, to any server that can respond."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,7 +17,9 @@ from agentgym.errors import EngineError
 from agentgym.types.completion import Completion
 
 _AGAIN_S = 0.2
-"""Seconds before an abort is repeated. An abort that reaches the server before the request itself has no effect."""
+"""Seconds before the abort of a request is repeated. An abort has no effect if it reaches the server before its
+request.
+"""
 
 
 class Turns:
@@ -69,7 +71,7 @@ class Turns:
             await self._end(turn.piece)
 
     def overtake(self) -> list[Piece]:
-        """Abort the requests in flight. New requests then continue their turns.
+        """Abort the requests in flight because the weights change. New requests then continue their turns.
 
         Returns:
             The aborted requests, for callers that wait until they have ended.
@@ -83,7 +85,7 @@ class Turns:
         return overtaken
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background, until `close` at the latest."""
+        """Run a coroutine in the background. `close` cancels it if it is still running."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -99,7 +101,7 @@ class Turns:
             await asyncio.wait(tasks)
 
     async def _piece(self, turn: Generation, policy: PolicyVersion) -> Completion:
-        """Send one request, if necessary to several servers in turn, and return its completion.
+        """Send one request of a turn and return its completion. If a server fails, the request is sent to another one.
 
         The completion is empty if the turn is aborted or the policy changes before an attempt succeeds.
         """

@@ -1,4 +1,4 @@
-"""Connects to running servers, or launches new ones."""
+"""Opens an engine's servers: connects to running ones, or launches new ones."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ async def open_servers(
     *,
     trainers: Sequence[int] = (),
 ) -> list[Server]:
-    """Return servers that accept requests.
+    """Connect to the configured servers or launch them, and return them once they accept requests.
 
     Closing the stack closes their connections and terminates the launched servers.
 

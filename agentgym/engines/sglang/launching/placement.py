@@ -13,17 +13,17 @@ def visible_gpus() -> list[str]:
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
     devices = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()]
-    return [str(number) for number in range(len(devices))]  # in a container they are numbered from 0
+    return [str(number) for number in range(len(devices))]  # in a container, GPUs are numbered from 0
 
 
 def place_servers(config: SGLangConfig, visible: Sequence[str], *, trainers: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return the GPUs of each server to launch: `tp` GPUs per server, or no GPUs on a machine without any.
+    """Return the GPUs of each server to launch: `tp` GPUs per server, or none if the machine has no GPUs.
 
-    No two servers share a GPU, and no server shares one with a trainer unless `config.colocate` allows it.
+    No two servers share a GPU. A server shares GPUs with a trainer only if `config.colocate` allows it.
 
     Args:
-        config: The servers to launch. Without `config.gpus` they get the GPUs that no trainer uses, in order; with
-            `config.colocate` also the trainers' GPUs.
+        config: The servers to launch. If `config.gpus` is empty, the servers get the GPUs that no trainer uses, in
+            order. With `config.colocate`, they also get the trainers' GPUs.
         visible: The GPUs that this process sees.
         trainers: Indices of the trainers' GPUs among the visible ones.
 

@@ -1,4 +1,4 @@
-"""Launched server processes, which are watched during startup and terminated with their owner."""
+"""Processes of launched servers. They are watched during startup, and terminated with the process that owns them."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from agentgym.engines.sglang.http import JsonClient
 from agentgym.errors import EngineError
 
 Progress = Callable[[str], None]
-"""A function that is called with a short message about a server's startup."""
+"""A function that is called with short messages about the startup of a server."""
 
 _POLL_S = 0.25
 _GRACE_S = 10.0
@@ -35,9 +35,9 @@ them would wait for the trainers' process group.
 
 
 def server_environment(gpus: Sequence[str] = ()) -> dict[str, str]:
-    """Return a launched server's environment, limited to `gpus` if any are given.
+    """Return the environment of a launched server: this process's environment without torchrun's variables.
 
-    It is this process's environment without torchrun's variables.
+    If `gpus` are given, the server sees only these GPUs.
     """
     kept = {name: value for name, value in os.environ.items() if not _is_torchruns(name)}
     return kept | {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
@@ -115,7 +115,8 @@ class ServerProcess:
         Args:
             client: A client of the server.
             startup_s: Maximum seconds to wait.
-            progress: Called with each new last line of the log, and with the elapsed and maximum seconds.
+            progress: Called with a message each time the last line of the log changes. It contains the elapsed and the
+                maximum seconds, and that line.
 
         Raises:
             EngineError: If the server ends or takes too long. The message quotes the end of its log.

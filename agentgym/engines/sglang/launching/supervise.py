@@ -1,7 +1,8 @@
-"""A process supervisor: runs a command until its stdin is closed, then terminates the command and all it started.
+"""Runs a command until stdin is closed, then terminates the command and every process that it started.
 
 Run it as `python -I -S supervise.py GRACE_S COMMAND...`, as a session leader. It is a script, so it imports only the
-standard library. Its stdin is closed no matter how the parent ends, even by SIGKILL.
+standard library. The parent holds the other end of stdin, so stdin is closed no matter how the parent ends, even by
+SIGKILL.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Weights to upload to servers: a model's files with an adapter merged in, or weights that were trained whole."""
+"""Weights to upload to servers: a model's weights with an adapter merged in, or weights that were trained whole."""
 
 import json
 import re
@@ -16,11 +16,11 @@ _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class MergedWeights:
-    """Yields the weights that training changes, and remembers which ones to restore later.
+    """Yields the weights that a policy changes, and remembers which ones later policies must restore.
 
-    Adapters are merged in float32, and the sums are rounded to the dtype of the model's files unless `exact`. In
-    bfloat16, changes smaller than half the distance between two adjacent numbers are lost, which the check after a
-    weight sync detects.
+    Adapters are merged in float32. Unless `exact`, the sums are then rounded to the dtype of the model's files. In
+    bfloat16, this loses changes smaller than half the distance between two adjacent numbers. The check after a weight
+    sync detects such a loss.
     """
 
     def __init__(self, model: str | Path, *, bucket_bytes: int, exact: bool = False) -> None:
@@ -29,9 +29,10 @@ class MergedWeights:
         self._changed: set[str] = set()
 
     def of(self, policy: Adapter | ModelWeights | None) -> Callable[[], Iterator[Bucket]]:
-        """Return a function that yields a policy's changed weights in buckets, or their original values for None.
+        """Return a function that yields, in buckets, the weights to upload for a policy; None is the base model.
 
-        The names in the model's files are read before the function returns.
+        These are the weights that the policy changes, and the original values of weights that only an earlier policy
+        changed. The names in the model's files are read before the method returns.
 
         Raises:
             ValueError: If the policy has a weight that the model's files don't have.
@@ -52,7 +53,10 @@ class MergedWeights:
         return partial(self._buckets, partial(self._sums, sorted(self._changed), pairs, scale))
 
     def _whole(self, weights: ModelWeights) -> Callable[[], Iterator[Bucket]]:
-        """Return a function that yields these weights, and the original ones that only an earlier policy changed."""
+        """Return a function that yields these weights.
+
+        It also yields the original values of weights that only an earlier policy changed.
+        """
         strange = sorted(weights.files.keys() - self._files.keys())
         if strange:
             raise ValueError(
@@ -97,7 +101,7 @@ def _merged(base: Any, pair: Mapping[str, Any] | None, scale: float) -> Any:
 
 
 def _pairs(adapter: Adapter) -> dict[str, dict[str, Any]]:
-    """Return lora_A and lora_B of each adapted weight, by the weight's name in the model's files."""
+    """Return lora_A and lora_B of each weight that the adapter changes, by the weight's name in the model's files."""
     pairs: dict[str, dict[str, Any]] = {}
     for name, tensor in adapter.tensors.items():
         match = _NAME.fullmatch(name)

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Protocol
 from agentgym.types.weights import Adapter
 
 Bucket = Sequence[tuple[str, Any]]
-"""A model's tensors, by their names in the model's files."""
+"""Some of a model's tensors, each with its name in the model's files. A request uploads one bucket."""
 
 
 class PolicyVersion(NamedTuple):
-    """A policy, as the names that the servers know its adapter and weights by. It can be pickled."""
+    """Identifies a policy by the names that the servers use for its adapter and its weights. It can be pickled."""
 
     lora: str | None
-    """Name of the adapter; None for the weights alone."""
+    """Name of the adapter; None if the policy has none."""
     version: int
     weights: str = ""
     """Name of the weights; empty for the model's original ones."""
@@ -27,7 +27,7 @@ class PolicyVersion(NamedTuple):
 
 
 class Payload(Protocol):
-    """A packed policy. Its owner keeps it while the policy is current, in case a server is restarted."""
+    """A policy, packed for uploading. Its owner keeps it while the policy is current, in case a server is restarted."""
 
     def requests(self, tp: int) -> Iterator[tuple[str, bytes]]:
         """Yield the path and body of each request that loads the policy into a server with `tp` processes."""
@@ -75,7 +75,7 @@ class Weights:
 
 
 def packed_tensors(tensors: Mapping[str, Any], *, listed: bool = False) -> str:
-    """Pack tensors in the format that a server unpickles: by name, or as a list of pairs if `listed`.
+    """Pack tensors in the format that a server unpickles: as a dict by name, or as a list of pairs if `listed`.
 
     Raises:
         ValueError: If a tensor isn't a torch tensor, which would crash the server.
@@ -87,5 +87,5 @@ def packed_tensors(tensors: Mapping[str, Any], *, listed: bool = False) -> str:
 
 
 def _for_each(packed: str, tp: int) -> str:
-    """Return a JSON array with one entry for each of a server's processes."""
+    """Return a JSON array with one copy of the packed tensors for each of the server's `tp` processes."""
     return "[" + ",".join([f'"{packed}"'] * tp) + "]"
