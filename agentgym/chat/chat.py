@@ -1,4 +1,4 @@
-"""One segment's conversation and its token ids, which only grow at the end.
+"""The messages of one segment and their token ids, which only grow at the end.
 
 Sampled ids are stored unchanged. After a turn, only the text that the template writes *after* it is encoded and
 appended: the turn separator, the new messages and the next generation prompt::
@@ -6,9 +6,9 @@ appended: the turn separator, the new messages and the next generation prompt::
     rendered   <user> 2+2? <end>\\n<assistant> | 4 <end> | \\n<user> sure? <end>\\n<assistant>
     ids        opened                          | sampled | appended
 
-If a template rewrites text that it rendered earlier, the ids can't be extended: `Chat.extend` returns None, and the
-caller opens a new segment. Special tokens in a message's content are encoded as plain characters
-(`agentgym.chat.special_tokens`), and a conversation that the template rejects is rendered in another form
+If a template rewrites text that it rendered earlier, the ids can't be extended. `Chat.extend` then returns None, and
+the caller opens a new segment. Special tokens in a message's content are encoded as plain characters
+(`agentgym.chat.special_tokens`). A conversation that the template rejects is rendered in another form
 (`agentgym.chat.fitting`).
 """
 
@@ -27,7 +27,7 @@ from agentgym.types.messages import Message
 
 
 class Chat:
-    """Renders and encodes one segment's conversation, which only grows at the end."""
+    """Renders and encodes the messages of one segment, to which messages are only ever appended."""
 
     def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:
         self.tokenizer, self.tools = tokenizer, tools
@@ -36,7 +36,9 @@ class Chat:
         """The messages in the form that the template accepts."""
         self._template = template_of(tokenizer)
         self.seen: frozenset[tuple[str, str]] = frozenset()
-        """Pairs of a role and a word, if a message of that role contains the word and the template searches for it."""
+        """Words that the template searches for and that occur in messages, each as a pair with the role of such a
+        message.
+        """
         self.reasoned = self.reasons = self.called = False
         for message in messages:
             self._note(message)
@@ -57,7 +59,7 @@ class Chat:
         if len(self.messages) > self._opened:
             return self._encoded(self.text)
         check_messages(self.messages)
-        # The key has everything that a first prompt depends on. Contents stay separate strings, because a string
+        # The key contains everything that a first prompt depends on. Contents stay separate strings, because a string
         # caches its hash.
         others = [{name: value for name, value in message.items() if name != "content"} for message in self.messages]
         key = (repr((others, self.tools)), *[message["content"] for message in self.messages])
@@ -148,7 +150,11 @@ class Chat:
         return ids_behind(self._encoded, end, added, token_ids[-1], room)
 
     def _recalled(self, end: str, body: str, written: Message, new: Sequence[Message]) -> str | None:
-        """Return the cached text that follows turns like this one, or None if the whole chat must be rendered."""
+        """Return the text that the template adds after a turn like this one, from the cache.
+
+        Returns:
+            The text, or None if the whole chat must be rendered to find it.
+        """
         if not self._is_regular(end, body, new):
             return None
         short = partial(self._tried, [_QUESTION], [], end, written)
@@ -161,7 +167,7 @@ class Chat:
             self._template.deltas.learn(self._shape(end, written, new), new, added, whole, short)
 
     def _is_regular(self, end: str, body: str, new: Sequence[Message]) -> bool:
-        """Return whether the template adds the same text after all turns of this shape."""
+        """Return whether the template adds the same text after all turns of this shape, so that it can be cached."""
         if not end or end in body:
             return False
         sought = self._template.sought
@@ -178,11 +184,11 @@ class Chat:
         return self.tokenizer.render(messages, self.tools, generation=True)
 
     def _body(self, ids: Sequence[int]) -> str:
-        """Return the text of a turn before its end. The most recently parsed turn isn't decoded again."""
+        """Return the text of a turn's ids without the stop token. The most recently parsed turn isn't decoded again."""
         return self._read[1] if ids == self._read[0] else self.tokenizer.decode(ids)
 
     def _note(self, message: Message) -> None:
-        """Record the facts that a template may look back for: reasoning, calls and the words it searches for."""
+        """Record what a template may look back for in a message: reasoning, calls and the words it searches for."""
         if message["role"] == "user":
             self.reasons = False
         elif message.get("reasoning_content"):
@@ -193,7 +199,7 @@ class Chat:
             self.seen |= {(message["role"], word) for word in self._template.sought.findall(content)}
 
     def _shape(self, end: str, reply: Message, new: Sequence[Message]) -> Hashable:
-        """Return everything that the text after a turn depends on, except the contents of the new messages."""
+        """Return a turn's shape: everything that the text after it depends on, except the new messages' contents."""
         shown, calls = self._shown, reply.get("tool_calls")
         past = (bool(self.tools), shown[0]["role"] if shown else "", min(len(shown), 3))
         looks_back = (self.reasoned, self.reasons, self.called, self.seen)
@@ -203,12 +209,12 @@ class Chat:
         return (end, past, looks_back, said, fields)
 
     def _added(self, whole: str, end: str, body: str, reply: Message, new: Sequence[Message]) -> str | None:
-        """Return the rendered text after the end of the reply, or None if the template rewrote earlier text."""
+        """Return the part of the rendered chat after the reply's end, or None if the template rewrote earlier text."""
         start = len(self.text)
         if not whole.startswith(self.text) or not self._template.ends(self.tokenizer, end, reply, new):
             return None
         skip = body.count(end) if end else 0
-        if skip:  # the model wrote the end token as text: count how often the template rendered it
+        if skip:  # the model wrote the end token as text, so find out how often the template rendered it
             silent = Message(role="assistant", content="")
             try:
                 bare = self._rendered([*self._shown, silent, *new])
@@ -219,7 +225,11 @@ class Chat:
         return None if at is None else whole[at:]
 
     def _behind(self, whole: str, body: str) -> str | None:
-        """Return the rendered text after a reply without a stop token, or None if the template changed the reply."""
+        """Return the part of the rendered chat after a reply that has no stop token.
+
+        Returns:
+            The text, or None if the template changed the reply or earlier text.
+        """
         before = self.text + body
         return whole[len(before) :] if whole.startswith(before) else None
 
@@ -231,7 +241,7 @@ class Chat:
         reply: Message,
         new: Sequence[Message],
     ) -> str | None:
-        """Return the text added after a reply whose own text doesn't contain the end token.
+        """Render messages and return the text after `reply`, whose own text must not contain the end token.
 
         Returns:
             The text, or None if the template rewrote earlier text or raised an error.

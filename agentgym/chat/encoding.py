@@ -1,6 +1,7 @@
-"""Encoding of the text between special tokens, and decoding with a table of bytes.
+"""Encodes rendered text piece by piece, and decodes ids with a table of bytes.
 
-A tokenizer first splits a text at its special tokens, so each part between two of them can be encoded separately.
+A tokenizer first splits a text at its special tokens. Each piece of text between two of them can therefore be encoded
+separately.
 """
 
 import re
@@ -15,7 +16,9 @@ _SHORT = 16
 _KNOWN = 4096
 """Maximum number of cached pieces, including special tokens."""
 _LONG = 4096
-"""Length in characters from which a text is encoded as a batch of one, which lets other threads run meanwhile."""
+"""Length, in characters, from which a text is encoded by the batch method, as the only text. That method lets other
+threads run meanwhile.
+"""
 _PROBES = (" a b", "1\n", "\n\nx", "é ", "A.", "\t", "user\n")
 
 
@@ -76,7 +79,7 @@ def _whole(backend: Any, text: str) -> bytes:
 
 
 def _stands_alone(backend: Any, special: str) -> bool:
-    """Return whether the texts on both sides of a special token are encoded as they would be alone."""
+    """Return whether the texts before and after a special token get the same ids as when each is encoded alone."""
     middle = _whole(backend, special)
     return all(
         _whole(backend, before + special + behind) == _whole(backend, before) + middle + _whole(backend, behind)
@@ -131,7 +134,7 @@ class Decoder:
 
 
 class _Bytes(dict[int, bytes]):
-    """The bytes of each id, looked up once."""
+    """The bytes of each id in a byte-level vocabulary. Each id is looked up in the tokenizer only once."""
 
     def __init__(self, backend: Any) -> None:
         super().__init__()

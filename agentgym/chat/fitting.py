@@ -19,7 +19,7 @@ _SAY = Message(role="assistant", content="so")
 
 
 def is_malformed(reply: Message) -> bool:
-    """Return whether any call's arguments are a string, which means that the model didn't write valid JSON."""
+    """Return whether a call's arguments are text instead of an object, because the model's call wasn't valid."""
     for call in reply.get("tool_calls", ()):  # noqa: SIM110  It runs once a turn, and any() costs twice as much.
         if isinstance(call["function"]["arguments"], str):
             return True
@@ -27,12 +27,12 @@ def is_malformed(reply: Message) -> bool:
 
 
 def _said(reply: Message, body: str) -> Message:
-    """Return the reply as plain text. Malformed calls are already in its content, as the model wrote them."""
+    """Return the reply as plain text, without calls. The content already contains malformed calls, as written."""
     return Message(role="assistant", content=reply["content"] if is_malformed(reply) else body)
 
 
 def _called(reply: Message) -> Message:
-    """Return the reply as calls only. A malformed call's raw text becomes an argument inside an object."""
+    """Return the reply as calls only. A malformed call gets an object whose only argument is the model's text."""
     calls = [call.copy() for call in reply["tool_calls"]]
     for call in calls:
         made = call["function"]["arguments"]
@@ -42,12 +42,12 @@ def _called(reply: Message) -> Message:
 
 
 def readable(reply: Message, *, as_calls: bool) -> Message:
-    """Return a reply with a malformed call in the form that most templates accept. `as_calls` keeps it as a call."""
+    """Return a reply with a malformed call in a form that most templates accept: text, or with `as_calls` a call."""
     return _called(reply) if as_calls else _said(reply, "")
 
 
 def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
-    """Return alternative forms of a reply, the closest to the original first."""
+    """Return the forms in which to try a reply, the closest to the original first."""
     if "tool_calls" not in reply:
         return [reply]
     first = readable(reply, as_calls=as_calls) if is_malformed(reply) else reply
@@ -75,7 +75,7 @@ def from_user(messages: Sequence[Message]) -> list[Message]:
 def fits(
     reply: Message, body: str, new: Sequence[Message], *, as_calls: bool
 ) -> Iterator[tuple[Message, list[Message]]]:
-    """Yield alternative forms of a reply and its answers, the closest to the original first."""
+    """Yield the forms in which to try a reply and its answers, the closest to the original first."""
     forms = _forms(reply, body, as_calls=as_calls)
     for told in ([*new], joined(new)):
         yield from ((form, told) for form in forms)
@@ -84,7 +84,7 @@ def fits(
 
 
 def history_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Yield alternative forms of a whole conversation, the closest to the original first."""
+    """Yield the forms in which to try a whole conversation, the closest to the original first."""
     shown = [_said(m, "") if is_malformed(m) else m for m in messages]
     yield shown
     yield joined(shown)
@@ -101,7 +101,10 @@ def _told(message: Message) -> Message:
 
 
 def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]]) -> tuple[T, str]:
-    """Return the first form that the template accepts, and its text. If all fail, raise the first form's error."""
+    """Render the forms in order, until the template accepts one. Return that form and its text.
+
+    If the template rejects all forms, the error for the first one is raised.
+    """
     refused: Exception | None = None
     for form, messages in forms:
         try:
@@ -113,7 +116,7 @@ def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]])
 
 
 def check_messages(messages: Sequence[Message], *, answers: bool = False, sees: bool = False) -> None:
-    """Check for messages that templates would drop or fail to render.
+    """Check that every message has a role and a content that templates can render.
 
     Args:
         messages: The messages.

@@ -1,4 +1,4 @@
-"""One segment's conversation with an engine that works on messages. Its ids only count tokens."""
+"""One segment's conversation with an engine that takes messages. Its ids are placeholders that count tokens."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,12 @@ CHARACTERS = 4.0
 IMAGE_TOKENS = 1000
 """Estimated tokens per image, until the engine has counted them. Models use 85 to 1,600 for an image of usual size."""
 FILL = 0
-"""The id that represents every token, because the engine returns none."""
+"""The id that stands for every token of a conversation with an engine that takes messages, because it returns no ids.
+"""
 
 
 def estimated_tokens(value: object) -> int:
-    """Estimate how many tokens a value takes in a prompt. The engine's response has the actual count."""
+    """Estimate how many tokens a value takes in a prompt, until the engine's response says the actual number."""
     images = 0
 
     def plain(inner: Any) -> Any:
@@ -33,9 +34,9 @@ def estimated_tokens(value: object) -> int:
 
 
 class MessageChat:
-    """The counterpart of `Chat` for an engine that works on messages and returns no ids.
+    """The counterpart of `Chat` for an engine that takes messages and returns no ids.
 
-    Its methods return one `FILL`, the id that stands for any token, for each estimated token of the new messages.
+    Its methods return one placeholder id (`FILL`) for each estimated token of the text for which `Chat` returns ids.
     """
 
     def __init__(self, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:
@@ -59,7 +60,7 @@ class MessageChat:
         *,
         stopped: bool = True,
     ) -> list[int]:
-        """Append a turn and its answer, and return one `FILL` for each estimated token of the answer."""
+        """Append a turn and the messages that answer it. Return one `FILL` for each estimated token of the answer."""
         check_messages(new, answers=True, sees=True)
         self.messages += [reply, *new]
         return [FILL] * estimated_tokens(list(new))

@@ -13,7 +13,7 @@ from agentgym.types.messages import Message, ToolCall
 
 
 def _scan(**hooks: Any) -> Any:
-    """Return the scanner that json.loads uses, which costs half as much without the wrappers."""
+    """Return the function with which json.loads reads a value. Calling it directly takes half as long."""
     return vars(json.JSONDecoder(**hooks))["scan_once"]
 
 
@@ -26,19 +26,23 @@ def _finite(text: str) -> float:
 
 _scanned = _scan()
 _scanned_finite = _scan(parse_float=_finite, parse_constant=_finite)
-"""The same scanner, but it rejects NaN, infinities and numbers that overflow to infinity, as standard JSON requires."""
+"""The same function, except that it rejects NaN, infinities and numbers that overflow to infinity, as standard JSON
+does.
+"""
 _BLANKS = " \t\n\r"
 """The characters that JSON allows as whitespace around a value."""
 _CAST: dict[type, str] = {str: "string", list: "array"}
-"""Argument types that transformers' parser may cast, each with the schema type for which it doesn't."""
+"""Argument types that transformers' parser may cast to another type. Each is mapped to the type in a tool's schema for
+which it isn't cast.
+"""
 
 
 def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
     """Parse text followed by complete, valid calls in the Hermes format, at a tenth of the full parser's cost.
 
     Returns:
-        The message, or None for anything else: reasoning, an unclosed tag, text after a call, or an argument that
-        transformers' parser would cast to the type in its schema.
+        The message, or None if the full parser is needed: for reasoning, an unclosed tag, text after a call, an
+        invalid call, or an argument that transformers' parser would cast to the type in its schema.
     """
     if "think>" in text:
         return None
@@ -69,7 +73,7 @@ def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
 
 
 def _needs_casts(arguments: dict[str, Any], function: dict[str, Any]) -> bool:
-    """Return whether an argument is a string or list but the function's schema declares another type for it."""
+    """Return whether an argument is a string or a list, but the function's schema has another type for it."""
     properties: dict[str, Any] | None = None
     for key, value in arguments.items():
         kind = _CAST.get(type(value))
@@ -114,7 +118,7 @@ def _is_sound(function: dict[str, Any]) -> bool:
 
 
 def thinks(opening: str) -> bool:
-    """Return whether an assistant turn starts inside its reasoning."""
+    """Return whether an assistant turn starts inside its reasoning, because its opening ends in an open <think>."""
     return opening.rfind("<think>") > opening.rfind("</think>")
 
 
@@ -124,7 +128,7 @@ def raw_call(text: str) -> ToolCall:
 
 
 def message_of(text: str, parsed: dict[str, Any]) -> Message:
-    """Return the message with the parsed fields. If a call is malformed, the whole `text` becomes the content."""
+    """Convert parsed fields to an assistant message. If a call is malformed, the whole `text` becomes the content."""
     calls = [_tool_call(call) for call in parsed.get("tool_calls") or ()]
     if any(isinstance(call["function"]["arguments"], str) for call in calls):
         return Message(role="assistant", content=text, tool_calls=calls)

@@ -175,28 +175,28 @@ MARKS: Mapping[str, tuple[str, ...]] = {
     "llama": ("<|start_header_id|>", "<|eot_id|>"),
     "hermes": ("<tool_call>",),
 }
-"""The delimiters of each format; a chat template of that format writes all of them."""
+"""The delimiters by which each format is recognized. A chat template of that format contains all of them."""
 
 
 def response_format_of(chat_template: str) -> str | None:
-    """Return the name of the format whose delimiters a chat template writes, or None if no format matches."""
+    """Return the name of the format whose delimiters a chat template contains, or None if no format matches."""
     return next((name for name, marks in MARKS.items() if all(mark in chat_template for mark in marks)), None)
 
 
 MAX_TAGS = 64
-"""Maximum number of argument tags that are parsed in any order."""
+"""Number of argument tags up to which a reply is parsed even if the tags aren't in the expected order."""
 _TAGS: Mapping[str, tuple[str, ...]] = {
     "qwen_coder": ("<parameter=", "</parameter>"),
     "glm": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 }
-"""The tags of an argument in order, for each format that finds arguments with a pattern."""
+"""The tags of an argument, in order, for each format whose arguments are found with a pattern."""
 
 
 def is_tangled(name: str | None, text: str) -> bool:
-    """Return whether a reply has more than MAX_TAGS argument tags that are not in the expected order.
+    """Return whether a reply has more than MAX_TAGS argument tags, and they are not in the expected order.
 
-    For each argument, the pattern searches for the end tag up to the end of the text, so 2,000 unclosed arguments would
-    take seconds to hours.
+    Such a reply isn't parsed. For each argument, the pattern searches for the end tag up to the end of the text, so
+    2,000 unclosed arguments would take seconds to hours.
     """
     tags = _TAGS.get(name or "", ())
     found = re.findall("|".join(tags), text) if tags else []
@@ -215,7 +215,7 @@ def may_call(name: str | None, text: str, tools: Sequence[dict[str, Any]]) -> bo
 
 
 def completed(name: str | None, text: str, message: Message) -> Message:
-    """Add to the message what `parse_response` can't read in this format. A truncated call becomes malformed."""
+    """Return the message with what `parse_response` can't read in this format. A truncated call becomes malformed."""
     if name == "mistral_list":
         _take_ids(text, message)
     elif name in ("glm", "qwen_coder") and "tool_calls" in message and _is_cut(RESPONSE_FORMATS[name], text):
@@ -226,7 +226,7 @@ def completed(name: str | None, text: str, message: Message) -> Message:
 
 
 def _take_ids(text: str, message: Message) -> None:
-    """Put the ids that the model wrote into its calls, leaving out ids that Mistral's templates reject."""
+    """Add the call ids that the model wrote to the message's calls, except ids that Mistral's templates reject."""
     try:
         made = json.loads(text.partition("[TOOL_CALLS]")[2])
     except (ValueError, RecursionError):
@@ -237,7 +237,7 @@ def _take_ids(text: str, message: Message) -> None:
 
 
 def _is_cut(response_format: dict[str, Any], text: str) -> bool:
-    """Return whether a call contains more than complete pairs of name and value.
+    """Return whether a call is truncated: it contains more than complete pairs of an argument's name and value.
 
     Without this check, the rest of a truncated pair would be dropped silently.
     """

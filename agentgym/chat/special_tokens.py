@@ -43,16 +43,16 @@ def unbroken(text: str) -> tuple[str, list[int]]:
 
 
 def is_broken(start: int, stop: int, breaks: Sequence[int]) -> bool:
-    """Return whether there is a break after one of the characters from `start` to `stop`."""
+    """Return whether a break follows one of the characters with the indices `start` to `stop` - 1."""
     return bisect_right(breaks, stop) > bisect_right(breaks, start)
 
 
 class SpecialTokens:
-    """One tokenizer's special tokens. Breaks those that occur in a message's content.
+    """One tokenizer's special tokens, and methods that break those that occur in a message's content.
 
     In the text of users and tools, every special token is broken. In the text of the system and the assistant, and in
-    the tools' schemas, special tokens that don't delimit turns (<think>, <tool_call>) stay, because prompts and
-    models write them on purpose.
+    the tools' schemas, only special tokens that delimit turns are broken. Others, such as <think> and <tool_call>, stay
+    whole, because prompts and models write them on purpose.
     """
 
     def __init__(self, every: Iterable[str], turns: Iterable[str] = ()) -> None:
@@ -79,7 +79,7 @@ class SpecialTokens:
 
 
 class _Breaker:
-    """Breaks each special token of a set."""
+    """Breaks the special tokens of one set wherever they occur in a text."""
 
     def __init__(self, special_tokens: set[str]) -> None:
         special_tokens = {special for special in special_tokens if special}
@@ -104,7 +104,7 @@ class _Breaker:
         return self._apart(text)
 
     def _apart(self, text: str) -> str:
-        """Break the ends of the text that could form a special token together with the template's adjacent text."""
+        """Break the ends of a text if they could form a special token together with the template's adjacent text."""
         if text[0] in self._tail_firsts and any(text[:n] in self._tails for n in range(1, self._longest)):
             behind = text[1:]
             run = len(behind) - len(behind.lstrip(BREAK))
@@ -136,7 +136,7 @@ class _Breaker:
 _FIELDS = frozenset(
     {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "id", "type", "function"}
 )
-"""Keys of messages and tool calls, which contain no special token."""
+"""Keys of messages and tool calls that need no check, because they contain no special token."""
 
 
 class BrokenMarkEncoder:
@@ -147,7 +147,7 @@ class BrokenMarkEncoder:
         self.special_tokens = frozenset(backend.get_added_tokens_decoder())
         self._markless: Any = None
         self._letters: dict[str, list[int]] = {}
-        """The ids of the characters of each special token that has been broken so far."""
+        """The ids of the characters of each special token that was found broken so far, by its text."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of the text without its breaks. A broken special token gets the ids of its characters."""

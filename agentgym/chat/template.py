@@ -21,7 +21,7 @@ _SHOWN = "Qzx0xzQ"
 
 
 class Renders(Protocol):
-    """The part of a ChatTokenizer that a Template uses."""
+    """The methods of a ChatTokenizer that a Template calls."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         """Return the chat as text.
@@ -53,7 +53,7 @@ class Renders(Protocol):
 
 
 class Opening(NamedTuple):
-    """A first prompt: its text, the messages in the form that the template accepted, and its ids."""
+    """A cached first prompt: its text, the messages in the form that the template accepted, and its ids."""
 
     text: str
     shown: Sequence[Message]
@@ -61,14 +61,15 @@ class Opening(NamedTuple):
 
 
 class Template:
-    """Facts about one tokenizer's template, found by rendering test chats, and text learned from earlier renders.
+    """Facts about one tokenizer's template, found by rendering test chats, and texts cached from earlier renders.
 
     It lives as long as its tokenizer, so it must not refer to the tokenizer.
     """
 
     def __init__(self, tokenizer: Renders) -> None:
         self.sought: re.Pattern[str] | None = any_of(getattr(tokenizer, "sought", ()))
-        """A pattern of the words that change the template's output; a tokenizer lists them in `sought`."""
+        """A pattern of the words that change the template's output. It is made from the tokenizer's attribute `sought`.
+        """
         self.alone: bool = getattr(tokenizer, "splits_at_special_tokens", False)
         """Whether text after a special token has the same ids as when encoded alone.
 
@@ -80,7 +81,9 @@ class Template:
             None if literals is None else getattr(tokenizer, "special_tokens", None)
         )
         self.asked = "\0"
-        """The rendered text of one question. Until it is known, a character that no rendered text starts with."""
+        """The rendered text of a chat with a single question. Before it is known, a character with which no rendered
+        text starts.
+        """
         self.deltas = TemplateDeltaCache(self.passes)
         self.openings: dict[Hashable, Opening] = {}
         """Cached first prompts, keyed by everything that they depend on, because all rollouts of a group start with the
@@ -92,7 +95,7 @@ class Template:
         self._texts: dict[int, str] = {}
 
     def encode(self, tokenizer: Renders, text: str) -> "array[int]":
-        """Return the ids of a rendered text. A tokenizer with an `id_array` method creates them without a list."""
+        """Return the ids of a rendered text. This is faster if the tokenizer has an `id_array` method."""
         if self._makes_arrays:
             made: array[int] = tokenizer.id_array(text)  # type: ignore[attr-defined]
             return made
@@ -105,10 +108,10 @@ class Template:
         self.openings[key] = opening
 
     def passes(self, message: Message) -> bool:
-        """Return whether a content contains no special token and no text from the template's own source.
+        """Return whether a message's content contains nothing that the template could search for.
 
-        A template can't search for anything else. The result is False if the tokenizer doesn't declare these
-        (`special_tokens`, `literals`).
+        It must contain no special token and no text from the template's own source. The result is False if the
+        tokenizer doesn't declare these (`special_tokens`, `literals`).
         """
         text = message["content"]
         if self._special_tokens is None or (self._literals is not None and self._literals.search(text)):
@@ -116,7 +119,7 @@ class Template:
         return bool(self._special_tokens.text(text, message["role"]) == text)
 
     def end_text(self, tokenizer: Renders, last: int) -> str:
-        """Return the text of the id that ended a turn. Each id is decoded only once."""
+        """Return the text of the id that ended a turn. The texts are cached."""
         text = self._texts.get(
             last
         )  # One lookup: a thread that renders a large request may clear the dict at any time.
@@ -223,7 +226,7 @@ _KEYS = frozenset(
 
 
 def sought_words(template: str) -> set[str]:
-    """Return the words that the template's source compares texts with, except names of message fields."""
+    """Return the words that the template's source compares texts with, except the names of message fields."""
     found = {match[2] for pattern in (_IN, _ASKED) for match in pattern.finditer(template)}
     words = {word.replace("\\n", "\n") for word in found - _KEYS}
     return {word for word in words if word.strip()}
@@ -234,7 +237,7 @@ _LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 
 
 def literals(template: str) -> set[str]:
-    """Return the quoted texts in the template's source, except names and words (only letters, digits, _ and spaces)."""
+    """Return the quoted texts in the template's source that contain more than letters, digits, _ and spaces."""
     found = {
         (one or other).replace("\\n", "\n").strip()
         for block in _BLOCK.findall(template)

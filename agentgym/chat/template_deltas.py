@@ -6,13 +6,16 @@ added text is the same each time::
     \\n<user>\\n<tool_response>\\n | 57 | \\n</tool_response><end>\\n<assistant>\\n
     piece                        slot  piece
 
-The pieces and slots of one shape of turn (roles, names, whether there are calls, reasoning or tools) form a
-`MessageTemplate`. It is used only for plain contents, and only after whole-chat renders with other contents gave the
-same text. Contents with other characters, such as code and JSON, also use it if a render with such characters gave
-the same text, and if they contain no text from the template's own source. All other turns are rendered after one
-question instead of the whole chat, if renders of whole chats showed that this makes no difference. Each entry is
-checked again on uses 1, 2, 4, 8, ..., and discarded if it is wrong. The ids used for training don't depend on the
-cache: they are the engine's actual inputs and samples. A wrong entry could only change how a message is rendered.
+The shape of a turn is everything that the added text depends on besides the new messages' contents: roles, names, and
+whether there are calls, reasoning or tools. The pieces and slots of one shape form a `MessageTemplate`. It is used only
+for plain contents, and only after renders of the whole chat with other contents gave the same text. Contents with other
+characters, such as code and JSON, also use it if a render with such characters gave the same text, and if they contain
+no text from the template's own source.
+
+All other turns are rendered after one question instead of the whole chat, if renders of whole chats showed that this
+makes no difference. Each entry is checked again on uses 1, 2, 4, 8, ..., and discarded if it is wrong. The ids used for
+training don't depend on the cache: they are the engine's actual inputs and samples. A wrong entry could only change how
+a message is rendered.
 """
 
 import re
@@ -25,14 +28,14 @@ from agentgym.types.messages import Message
 Slot = tuple[int, str]
 """A field of one of the new messages: its index and its key."""
 Render = Callable[[Sequence[Message]], str | None]
-"""A function that renders the text added for new messages. It returns None if the template rewrote earlier text."""
+"""A function that returns the text that a chat template adds for new messages, or None if it rewrote earlier text."""
 
 Passes = Callable[[Message], bool]
 
 PLAIN = re.compile(r"[\w.,:;!?()+*/=%-](?:[\w .,:;!?()+*/=%\n-]*[\w.,:;!?()+*/=%-])?")
-"""Text that no template is known to trim, escape, split or search."""
+"""Matches plain text, which no template is known to trim, escape, split or search."""
 SIGNS = re.compile(r"[\w!-~](?:[\w\t\n -~]*[\w!-~])?")
-"""Text with any visible ASCII character. Neither this nor a plain text starts or ends with a space."""
+"""Matches text that may contain any visible ASCII character. Like plain text, it doesn't start or end with a space."""
 _SAMPLE = """{} 'a' "b" [c] {{{{d}}}} <e> f&g h|i j\\k #l @m $n ^o ~p `q` </r> "s": [1, {{"t": "u"}}];\n\t<v>"""
 """A text that contains each punctuation character at least once."""
 _FIELDS = ("content", "tool_call_id")
@@ -42,15 +45,20 @@ _KNOWN = 1024
 
 @dataclass(slots=True)
 class MessageTemplate:
-    """The text that is added for one shape of turn. There is one more piece than there are slots."""
+    """The text that a chat template adds for one shape of turn: fixed pieces, and slots for texts of the new messages.
+
+    There is one more piece than there are slots.
+    """
 
     pieces: tuple[str, ...]
     slots: tuple[Slot, ...]
     passes: Passes | None = None
-    """Returns whether a content that isn't plain passes through unchanged; None if only plain contents do."""
+    """Returns whether a content that isn't plain appears unchanged in the rendered text; None if this is known only for
+    plain contents.
+    """
 
     def fill(self, new: Sequence[Message]) -> str | None:
-        """Return the added text for these messages, or None if a slot's text might not pass through unchanged."""
+        """Return the added text for these messages, or None if the chat template may change a slot's text."""
         parts = [self.pieces[0]]
         for (index, field), piece in zip(self.slots, self.pieces[1:], strict=True):
             text: str = new[index][field]  # type: ignore[literal-required]
@@ -68,7 +76,7 @@ class KnownTemplate:
     """One shape of turn in the cache, with its number of uses."""
 
     template: MessageTemplate | None
-    """The pieces and slots; None if contents don't pass through the chat template unchanged."""
+    """The pieces and slots; None if contents don't appear unchanged in the rendered text."""
     short: bool
     """Whether a render after one question adds the same text as a render of the whole chat."""
     uses: int = 0
@@ -103,7 +111,11 @@ class TemplateDeltaCache:
         self.passes = passes
 
     def recall(self, shape: Hashable, new: Sequence[Message], short: Render) -> str | None:
-        """Return the text added after a turn of this shape, or None if the caller must render it and call `learn`."""
+        """Return the text added after a turn of this shape.
+
+        Returns:
+            The text, or None if the caller must render the whole chat and call `learn`.
+        """
         known = self.known.get(shape)
         return None if known is None else known.recall(new, short)
 
@@ -123,7 +135,7 @@ class TemplateDeltaCache:
 
 
 def _message_template(new: Sequence[Message], tail: Render, passes: Passes | None) -> MessageTemplate | None:
-    """Return the pieces and slots for messages like these, or None if contents don't pass through unchanged."""
+    """Return the pieces and slots for messages like these, or None if contents don't appear unchanged."""
     slots = tuple((i, field) for i, message in enumerate(new) for field in _FIELDS if message.get(field))
     made = _cut(slots, new, tail)
     if made is None:
@@ -136,7 +148,11 @@ def _message_template(new: Sequence[Message], tail: Render, passes: Passes | Non
 
 
 def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Render) -> MessageTemplate | None:
-    """Return pieces and slots, found in a render in which every slot contains a unique marker, or None."""
+    """Find the pieces and slots by a render in which every slot contains a unique marker.
+
+    Returns:
+        The pieces and slots, or None if a content doesn't appear unchanged, exactly once, in the rendered text.
+    """
     text = tail(_filled(new, slots, "Qzx{}xzQ"))
     if text is None:
         return None
@@ -155,7 +171,7 @@ def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Render) -> Messa
 
 
 def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str, fields: Sequence[str] = _FIELDS) -> list[Message]:
-    """Return the messages with a text of this form in each slot of these fields."""
+    """Return copies of the messages in which the slots of these fields contain `form`, with the slot's number."""
     filled = [message.copy() for message in new]
     for n, (index, field) in enumerate(slots):
         if field not in fields:
@@ -165,7 +181,7 @@ def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str, fields: Se
 
 
 def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
-    """Return the index after the occurrence of `mark` that follows `skip` others, or None if there are fewer."""
+    """Return the index after an occurrence of `mark`, not counting the first `skip` ones from `start` on, or None."""
     if not mark:
         return None
     for _ in range(skip + 1):
@@ -179,9 +195,10 @@ def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
 def ids_behind(
     encode: "Callable[[str], array[int]]", end: str, added: str, last: int, room: int | None = None
 ) -> "array[int]":
-    """Return the ids of the text that follows a turn's end, as encoded after that end.
+    """Return the ids of the text that follows a turn's end, as they are if it is encoded together with that end.
 
-    A long text is encoded only until it fills the room, plus a margin, because the rest would be dropped anyway.
+    If `room` is given, a long text is encoded only until it fills the room, plus a margin. The rest would be dropped
+    anyway.
 
     Args:
         encode: Encodes a text.
@@ -200,6 +217,6 @@ def ids_behind(
 
 
 _LONG = 1 << 14
-"""Number of characters that are always encoded."""
+"""Number of characters that are encoded in any case, however small the room is."""
 _MARGIN = 256
 """Number of ids that are encoded beyond the room, because near a cut they may differ from those of the whole text."""

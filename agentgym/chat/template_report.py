@@ -35,7 +35,7 @@ _SEEN = Message(role="tool", content="noted", name="note", tool_call_id="call001
 
 
 class TemplateCheck(NamedTuple):
-    """The outcome of one check of a template."""
+    """The result of one check of a chat template."""
 
     name: str
     ok: bool
@@ -44,7 +44,10 @@ class TemplateCheck(NamedTuple):
 
 
 def check_template(tokenizer: ChatTokenizer) -> Iterator[TemplateCheck]:
-    """Yield each check: whether the template only appends text, and whether tool calls are parsed back as written."""
+    """Run the checks of a chat template, and yield the result of each.
+
+    They find out whether the template only appends text, and whether tool calls are parsed back as they were written.
+    """
     yield _checked("appends text", lambda: _appends(tokenizer, [_SAID, _AGAIN, _SAID, _AGAIN], []))
     yield _checked("appends tools", lambda: _appends(tokenizer, [_CALLED, _SEEN, _CALLED, _SEEN], TOOLS))
     yield _checked("appends thought", lambda: _appends(tokenizer, [_THOUGHT, _AGAIN, _THOUGHT, _AGAIN], []))
@@ -53,9 +56,9 @@ def check_template(tokenizer: ChatTokenizer) -> Iterator[TemplateCheck]:
 
 
 def _checked(name: str, ask: Callable[[], str]) -> TemplateCheck:
-    """Run one check and return its result. The check also fails if the template rejects the chat.
+    """Run one check and return its result. `ask` runs it, and returns the problem or "".
 
-    `ask` returns the problem, or "".
+    The check also fails if the template rejects the chat.
     """
     try:
         wrong = ask()
@@ -77,7 +80,7 @@ def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Seque
 
 
 class _Found(Exception):
-    """Raised when a check's helper finds a problem."""
+    """Raised by a helper of a check that finds a problem. The message is the problem."""
 
 
 def _turn(tokenizer: ChatTokenizer, told: Sequence[Message], tools: Sequence[dict[str, Any]]) -> tuple[str, str]:
@@ -106,7 +109,7 @@ def _end_mark(tokenizer: ChatTokenizer) -> str:
 
 
 def _exact(tokenizer: ChatTokenizer) -> str:
-    """Check that the ids of the opening, the sampled turn and the appended text equal those of the whole chat."""
+    """Check that the ids of a chat that grows turn by turn equal those of the whole chat. Return the problem or ""."""
     body, end = _turn(tokenizer, [_SAID, _AGAIN], [])
     chat = Chat(tokenizer, [], [_ASK])
     opened = chat.prompt_ids().tolist()
@@ -125,7 +128,7 @@ def _exact(tokenizer: ChatTokenizer) -> str:
 
 
 def _round_trip(tokenizer: ChatTokenizer) -> str:
-    """Check that a call and a text are parsed back from what the template writes for them."""
+    """Check that a call and a text are parsed back from what the template writes for them. Return the problem or ""."""
     body, _ = _turn(tokenizer, [_CALLED], TOOLS)
     read = tokenizer.parse(body, TOOLS)
     calls = [call["function"] for call in read.get("tool_calls", ())]

@@ -88,20 +88,26 @@ class HuggingFaceTokenizer:
         self._quick = template is HERMES and not thinks(self._prefix)
 
     def _special_tokens(self) -> SpecialTokens:
-        """Collect every added token. Those marked special, or rendered around a user message, delimit turns."""
+        """Return the tokenizer's special tokens: all added tokens.
+
+        Those that are marked as special, or that the template writes around a user message, delimit turns.
+        """
         added = self.backend.get_added_tokens_decoder().values()
         frame = self.render([Message(role="user", content="")], [], generation=False)
         turns = [token.content for token in added if token.special or token.content in frame]
         return SpecialTokens([token.content for token in added], turns)
 
     def _opening(self) -> str:
-        """Return the text with which the template opens an assistant turn."""
+        """Return the text with which the template opens an assistant turn, as after a user message."""
         ask = [Message(role="user", content="")]
         closed = self.render(ask, [], generation=False)
         return self.render(ask, [], generation=True).removeprefix(closed)
 
     def _read_prefix(self) -> str:
-        """Return the opening for the parser to read before a reply, without text that would become content."""
+        """Return the part of an assistant turn's opening that the parser reads before a reply.
+
+        Text that the parser would take for content is left out.
+        """
         if self.response_template is None:
             return ""
         read = self.tokenizer.parse_response("", self.response_template, prefix=self.opening)
@@ -146,7 +152,7 @@ class HuggingFaceTokenizer:
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
         try:
             return self._parsed(text, tools)
-        except Exception:  # The model chose the text, and an agent may choose its tools' schemas.
+        except Exception:  # The model chose the text, and an agent may have chosen its tools' schemas.
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
 
     def _parsed(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:

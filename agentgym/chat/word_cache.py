@@ -26,13 +26,15 @@ def _byte_of_char() -> dict[str, int]:
 
 BYTE_OF_CHAR = _byte_of_char()
 _CHARS = {byte: char for char, byte in BYTE_OF_CHAR.items()}
-"""The character that byte-level vocabularies write for each byte, which is also the code of an ASCII character."""
+"""The character that stands for each byte in byte-level vocabularies, by the code of the byte or of its ASCII
+character.
+"""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern of a ByteLevel pre-tokenizer without a custom pattern."""
 _USUAL = re.compile(r"[ -~\t\r\n]*")
-"""Text that all regular expression engines split the same way, and that NFC normalization doesn't change."""
+"""Matches texts that all regular expression engines split the same way, and that NFC normalization doesn't change."""
 _LONGEST = 1 << 17
-"""Length in characters of the longest text that is encoded word by word, because the list of its words needs memory."""
+"""Length, in characters, of the longest text that is encoded word by word. The list of its words needs memory."""
 _KNOWN = 1 << 16
 """Maximum number of cached words. When it is reached, the cache is cleared."""
 _WORD = 64
@@ -58,7 +60,10 @@ class WordCache:
 
     @classmethod
     def of(cls, backend: Any) -> "WordCache | None":
-        """Return a tokenizer's cache, or None if its pattern is unknown or a probe text is encoded differently."""
+        """Return a cache for a tokenizer, or None if its words can't be cached.
+
+        This is so if its pattern is unknown, or if a test text would get other ids than from the tokenizer.
+        """
         pattern = _pattern(backend)
         if pattern is None:
             return None
@@ -69,7 +74,7 @@ class WordCache:
         return words if same else None
 
     def encode(self, text: str) -> bytes | None:
-        """Return the raw ids of a text without special tokens, or None if the tokenizer should encode it whole."""
+        """Return the ids, as bytes, of a text without special tokens. None if the tokenizer must encode it whole."""
         if len(text) > _LONGEST or not _USUAL.fullmatch(text):
             return None
         return b"".join(map(self.ids.__getitem__, self.words(text)))
@@ -113,7 +118,10 @@ def _pattern(backend: Any) -> Any | None:
 
 
 def _written(cut: dict[str, Any]) -> str | None:
-    """Return the pattern of a byte-level pre-tokenizer that is alone or follows one plain split, otherwise None."""
+    """Return the pattern of a byte-level pre-tokenizer, or None if the pre-tokenizer is of another kind.
+
+    It may be alone, or follow one plain split, whose pattern is returned then.
+    """
     parts = cut["pretokenizers"] if cut.get("type") == "Sequence" else [cut]
     *splits, level = parts or [{}]
     if level.get("type") != "ByteLevel" or level["add_prefix_space"] or len(splits) > 1:
@@ -129,7 +137,7 @@ def _written(cut: dict[str, Any]) -> str | None:
 
 
 def _ascii(written: str) -> re.Pattern[str] | None:
-    """Return a pattern for `re` that splits ASCII texts the same way in half the time, or None if there is none."""
+    """Return a pattern for `re` that splits ASCII texts in the same way in half the time, or None if there is none."""
     inside = False
     parts = list[str]()
     for piece in re.findall(r"\\p\{\w+\}|\\.|.", written, re.DOTALL):
