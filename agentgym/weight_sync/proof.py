@@ -1,13 +1,14 @@
 """Checks that an engine samples from the trained policy. Engine and trainer score the same ids before and after a sync.
 
-These ids are the probe. The changes of the two scores are compared. A low-precision engine's rounding is nearly the
-same before and after a sync, so it cancels out in the change, while a missing update doesn't::
+These ids are the probe. The check compares by how much the engine's scores and the trainer's scores have changed. A
+low-precision engine's rounding is nearly the same before and after a sync, so it cancels out in the change. A missing
+update doesn't::
 
     change     d = trainer(new) - trainer(old)        f = engine(new) - engine(old)
     arrived    <f, d> / <d, d>                        1: all of it, 0: nothing, 0.5: about a half
     noise      s = sqrt(2) x root mean square of engine - trainer, the larger one of version 0 and the old version
 
-If the length of d is at least 20 s, a whole update can be distinguished from no update and from a part of one:
+If the length of d is at least 20 s, a whole update can be distinguished from no update and from a part of one.
 `arrived` is then known to within 0.05. For a probe of 256 ids, such an update has a root mean square of 1.3 s.
 """
 
@@ -24,22 +25,22 @@ Doubles: TypeAlias = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 _POWER = 20.0
 """Smallest length of an update that can be verified, as a multiple of the noise of one id (its standard deviation)."""
 _LEAST, _MOST = 0.75, 1.25
-"""Range of `arrived` in which an update counts as fully arrived. Both bounds are at least five standard deviations
-from 1.
+"""Range, including both bounds, of `arrived` in which an update counts as fully arrived. Both bounds are at least five
+standard deviations from 1.
 """
 _REST = 0.25
-"""Largest part of an update, as a fraction of its length, by which the engine's change may differ from it in addition
-to the noise.
+"""Allowed difference between the engine's and the trainer's change, as a fraction of the trainer's change. The noise is
+allowed in addition.
 """
 _NOISE = 4.0
-"""Largest gap that is allowed after an update that is too small to verify, as a multiple of the noise. Above it, the
-engine isn't using the trainer's policy.
+"""Largest root mean square of the gap between engine and trainer that is allowed after an update that is too small to
+verify, as a multiple of the noise. If it is larger, the engine isn't using the trainer's policy.
 """
 _ROUNDING = 1e-5
-"""Lower bound on the noise of an id, in nats. It is the noise of float32."""
+"""Lower bound, in nats, on the noise of one id: that of float32."""
 _OTHER_MODEL = 0.2
-"""Mean gap in nats at version 0 above which the engine must have another model than the trainer, since no rounding
-causes such a gap.
+"""Mean gap, in nats, between engine and trainer at version 0, above which the engine must have another model. No
+rounding causes such a gap.
 """
 
 
@@ -52,7 +53,7 @@ class Scored:
 
     @property
     def gap(self) -> Doubles:
-        """Engine minus trainer, for each id."""
+        """The engine's log-probability minus the trainer's, for each id."""
         return _change(self.engine, self.trainer)
 
     @property
@@ -62,7 +63,7 @@ class Scored:
 
 
 class Verdict(NamedTuple):
-    """The result of checking a sync's scores."""
+    """The outcome of a check: how far engine and trainer differ, and how much of the update arrived."""
 
     gap_max: float
     gap_mean: float
@@ -77,9 +78,10 @@ class Verdict(NamedTuple):
 
 
 def refuse_other_model(start: Scored, *, tolerance: float, exact: bool) -> None:
-    """Raise EngineError if, before the first sync, engine and trainer differ by more than rounding can explain.
+    """Raise EngineError if engine and trainer differ before the first sync by more than rounding can explain.
 
-    With `exact`, both compute in float32, and no id's gap may exceed `tolerance`.
+    If `exact`, both compute in float32, and no id's gap may exceed `tolerance`. Otherwise, only the mean gap is
+    limited.
     """
     gap = np.abs(start.gap)
     limit, worst = (tolerance, gap.max()) if exact else (max(tolerance, _OTHER_MODEL), gap.mean())

@@ -1,4 +1,4 @@
-"""Weight syncs: load the trainer's policy into the engine, once for all processes, and check that it arrived."""
+"""Weight syncs: load the trainer's policy into the engine, for all processes together, and check that it arrived."""
 
 import asyncio
 import logging
@@ -24,10 +24,10 @@ _LOG = logging.getLogger(__name__)
 class WeightSync:
     """Loads each of a trainer's policies into an engine, and checks that the engine samples from it.
 
-    Create it while the engine samples from the trainer's base model, and call `begin` before the first training step,
+    Create it while the engine samples from the trainer's base model. Call `begin` before the first training step,
     because the checks compare with the base model's scores. If an adapter is trained, the base model stays available,
-    so the first sync can also call `begin`. Under torchrun, every process creates one and calls it at the same steps.
-    If the engine uses shared servers, the first process uploads each policy once, and the others pull it.
+    and the first sync may call `begin` instead. Under torchrun, every process creates a WeightSync and calls it at the
+    same steps. If the engine uses shared servers, the first process uploads each policy once, and the others pull it.
 
     Args:
         trainer: The trainer whose policies to load.
@@ -35,8 +35,8 @@ class WeightSync:
         probe: Ids that trainer and engine both score.
         sampling: Sampling parameters that the probe is scored with.
         tolerance: Largest allowed gap, in nats, between the trainer and an engine in float32.
-        base: The trainer's scores of the probe under its base model, if a run is resumed: the `base` of the earlier
-            process.
+        base: If a run is resumed, the trainer's scores of the probe under its base model: the `base` of the earlier
+            process. Empty for a new run.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class WeightSync:
         base: Sequence[float] = (),
     ) -> None:
         self.probe = list(probe)
-        """The ids that trainer and engine both score after a sync."""
+        """The ids that trainer and engine both score before and after a sync."""
         self.unproven = 0
         """Number of syncs whose update was too small to verify."""
         self.base = list(base)
@@ -63,7 +63,7 @@ class WeightSync:
     async def __call__(self, version: int) -> dict[str, float]:
         """Load the trainer's policy into the engine, and check that it arrived.
 
-        An update that is too small to verify is counted, and is checked together with the updates that follow.
+        An update that is too small to verify is counted. It is checked together with the updates that follow.
 
         Args:
             version: Policy version of the engine from now on.
@@ -127,10 +127,11 @@ class WeightSync:
         return Scored(trainer=by_trainer, engine=by_engine)
 
     async def _agreed(self, start: Scored, old: Scored, new: Scored, version: int) -> Verdict:
-        """Judge the scores on every process, and return this process's verdict.
+        """Check the scores on every process, and return this process's verdict.
 
         Raises:
-            EngineError: On every process, if the check of any process failed. Otherwise the others would wait for it.
+            EngineError: On every process, if the check of any process failed. Otherwise the other processes would wait
+                for the failed one.
         """
         refusal, verdict = "", None
         try:
@@ -187,5 +188,8 @@ async def load(engine: Engine, policy: Adapter | ModelWeights | None, *, version
 
 
 def _policy(trainer: "Trainer", *, first_only: bool = False) -> Adapter | ModelWeights | None:
-    """Return the policy to load. With `first_only`, a whole model's weights are returned only on the first rank."""
+    """Return the trainer's policy. With `first_only`, a whole model's weights are returned only on rank 0.
+
+    On the other ranks, the result is None then.
+    """
     return trainer.adapter() if trainer.adapts else trainer.weights(first_only=first_only)
