@@ -111,7 +111,11 @@ class AgentApi:
         kind, _, token = headers.get("authorization", "").partition(" ")
         given = headers.get("x-api-key") or (token.strip() if kind.lower() == "bearer" else "")
         if not hmac.compare_digest(given.encode(), self._key.encode()):
-            raise RefusedError("the API key is not this rollout's", status=401, kind="invalid_api_key")
+            raise RefusedError(
+                "the API key is not this rollout's; use the one in OPENAI_API_KEY or ANTHROPIC_API_KEY",
+                status=401,
+                kind="invalid_api_key",
+            )
 
     def _note(self, error: RefusedError) -> None:
         self.refused += 1

@@ -56,7 +56,7 @@ class AgentEnv(ToolEnv[TaskT]):
         for reward in rewards_of(made):
             check_free(reward, frozenset({*dir(AgentEnv), "result"}), f"reward {reward!r} of {name}", "")
         if cls.context is not None:
-            raise ValueError(f"{name}.context: the agent manages its own context; remove this")
+            raise ValueError(f"{name}.context: the agent manages its own context; remove `context` from the class")
         if getattr(cls.sandbox_spec, "network", None) == "none":
             raise ValueError(
                 f'{name}.sandbox_spec: the agent reaches its API over a loopback; give the sandbox network="loopback"'

@@ -150,7 +150,7 @@ def check_conversation(messages: Sequence[Message]) -> None:
         raise RefusedError("messages: must not be empty", field="messages")
     if messages[-1]["role"] == "assistant":
         raise RefusedError(
-            "messages: the last one must not be the assistant's; a turn that the agent started cannot be continued",
+            "messages: the last one must not be from the assistant, since an agent cannot begin the policy's turn",
             field="messages",
         )
 

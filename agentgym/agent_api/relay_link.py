@@ -110,7 +110,7 @@ class RelayLink:
                 if self._said.qsize() > MAX_SAID:
                     await self._said.join()
         except WireError as error:
-            log.warning("an agent's API is closed: %s", error)
+            log.warning("an agent can no longer reach its API: %s", error)
         finally:
             for number in list(self._open):
                 self.lose(number)
@@ -125,7 +125,9 @@ class RelayLink:
                 return False
             number, length = HEAD.unpack_from(held)
             if length > _MAX_FRAME:
-                raise WireError(f"a frame of {length} bytes: the code in the sandbox has changed the relay")
+                raise WireError(
+                    f"the relay sent a frame of {length} bytes, so the code in the sandbox must have changed it"
+                )
             if len(held) < HEAD.size + length:
                 return False
             data = bytes(held[HEAD.size : HEAD.size + length])
@@ -193,7 +195,12 @@ class RelayLink:
 
     def _cut_off(self, number: int) -> None:
         if not self._cut:
-            log.warning("an agent's connection is cut off: %d are open, with %d bytes", len(self._open), self._held())
+            log.warning(
+                "an agent's connection is cut off, because there are too many connections or unanswered bytes: "
+                "%d connections, %d bytes",
+                len(self._open),
+                self._held(),
+            )
         self._cut = True
         self.lose(number)
         self.say(number, b"")

@@ -178,7 +178,9 @@ def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     own = sorted(given.keys() & _OWN)
     if own:
-        raise ValueError(f"chat_template_kwargs: {', '.join(own)} cannot be set here; the chat sets them itself")
+        raise ValueError(
+            f"chat_template_kwargs: {', '.join(own)} cannot be set here, because the chat sets them itself; remove them"
+        )
     return dict(given)
 
 

@@ -41,6 +41,8 @@ class CustomEngineConfig:
             raise ValueError(f"engine: {self.name!r}: {module} has no {attribute}")
         found: Any = getattr(imported, attribute)
         if not callable(found):
-            raise ValueError(f"engine: {self.name!r} is a {type(found).__name__}; name the engine's class")
+            raise ValueError(
+                f"engine: expected a class, but {self.name!r} is of type {type(found).__name__}; name the engine's class"
+            )
         made: Callable[[Any], Any] = found
         return made

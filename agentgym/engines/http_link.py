@@ -80,7 +80,7 @@ class HttpLink(asyncio.Protocol):
         """
         answer = self._loop.create_future()
         if not self.usable:
-            answer.set_exception(ConnectionResetError("the server closed the connection before the request"))
+            answer.set_exception(ConnectionResetError("the server closed the connection before the request was sent"))
             return answer
         self._answer = answer
         if sum(map(len, parts)) <= _JOINED:

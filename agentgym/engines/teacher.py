@@ -75,7 +75,7 @@ async def _advantages(segment: Segment, teacher: Engine, sampling: Sampling) -> 
     if len(scores) != len(ids) or not np.isfinite(scores).all():
         raise ValueError(
             f"teacher: its engine returned {len(scores) - 1} scores for {len(ids)} ids, or scores that are not finite; "
-            "it must return one finite log-probability for each id but the first"
+            "it must return one finite log-probability for each id except the first"
         )
     return np.where(segment.sampled, scores - segment.logprobs, 0.0).astype(np.float32)
 

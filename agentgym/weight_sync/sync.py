@@ -122,7 +122,7 @@ class WeightSync:
         if by_engine.shape != by_trainer.shape:
             raise EngineError(
                 f"engine: its scores of {len(self.probe)} ids have the shape {by_engine.shape}, expected "
-                f"{by_trainer.shape}; it must return one log-probability for each id but the first"
+                f"{by_trainer.shape}; it must return one log-probability for each id except the first"
             )
         return Scored(trainer=by_trainer, engine=by_engine)
 

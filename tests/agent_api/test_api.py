@@ -57,7 +57,7 @@ REFUSED_CHATS: dict[str, Mapping[str, Any]] = {
     "messages[0].content[0].type: must be text (the policy reads only text)": {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     },
-    "the last one must not be the assistant's": {"messages": [{"role": "assistant", "content": "I"}]},
+    "the last one must not be from the assistant": {"messages": [{"role": "assistant", "content": "I"}]},
     "tools[0].type: must be function": {"tools": [{"type": "web_search"}]},
     "tools[0].function.name: required": {"tools": [{"type": "function", "function": {}}]},
     "n: must be 1": {"n": 2},
@@ -157,7 +157,8 @@ async def test_connections_of_a_sandbox_and_their_buffers_are_bounded(
     link.take(0, b" " * 1000)
     assert link.open == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "an agent's connection is cut off: 3 are open, with 51 bytes"
+        "an agent's connection is cut off, because there are too many connections or unanswered bytes: "
+        "3 connections, 51 bytes"
     ]
     await link.close()
 

@@ -86,7 +86,10 @@ async def test_a_run_uses_an_engine_that_it_is_given_and_leaves_it_open(mine: An
     [
         ("mine_engine:Missing", "engine: 'mine_engine:Missing': mine_engine has no Missing"),
         ("no_such_module:Engine", "engine: 'no_such_module:Engine': no module named no_such_module"),
-        ("mine_engine:number", "engine: 'mine_engine:number' is a int; name the engine's class"),
+        (
+            "mine_engine:number",
+            "engine: expected a class, but 'mine_engine:number' is of type int; name the engine's class",
+        ),
     ],
 )
 def test_a_name_without_an_engine_is_refused_in_one_line_before_a_model_is_loaded(

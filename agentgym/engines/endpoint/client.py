@@ -66,7 +66,9 @@ class ChatClient:
             why = error.__cause__ or error
             raise EngineError(f"endpoint {self._url}: cannot connect ({why}); is it running?") from error
         except OpenAIError as error:
-            raise EngineError(f"endpoint {self._url}: cannot list its models; name one: {error}") from error
+            raise EngineError(
+                f"endpoint {self._url}: cannot list its models; set `model` to one of them: {error}"
+            ) from error
 
     async def ask(self, request: Mapping[str, Any]) -> Answer:
         """Send a request, with retries, until there is a response.

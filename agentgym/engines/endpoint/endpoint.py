@@ -115,7 +115,7 @@ class Endpoint:
             names = await client.models()
             if len(names) != 1:
                 listed = ", ".join(names[:10]) or "none"
-                raise ValueError(f"model: {self.url} serves {listed}; name one")
+                raise ValueError(f"model: {self.url} serves {listed}; set `model` to the one to use")
         except BaseException:
             await client.close()
             raise

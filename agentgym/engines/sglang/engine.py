@@ -101,7 +101,9 @@ class SGLangEngine:
             ValueError: If the config has `urls`.
         """
         if config is not None and config.urls:
-            raise ValueError(f"urls: {list(config.urls)} are already running; attach to them")
+            raise ValueError(
+                f"urls: {list(config.urls)} are already running, so they cannot be launched; use SGLangEngine.attach"
+            )
         return cls(model, config, tokenizer=tokenizer, progress=progress)
 
     @classmethod
@@ -124,7 +126,7 @@ class SGLangEngine:
             ValueError: If no URL is given.
         """
         if not urls:
-            raise ValueError("urls: expected at least one")
+            raise ValueError("urls: expected at least one server, got none")
         return cls(model, replace(config or SGLangConfig(), urls=urls), tokenizer=tokenizer)
 
     async def __aenter__(self) -> Self:
@@ -171,7 +173,7 @@ class SGLangEngine:
         """
         if self._context_tokens is None:
             raise EngineError(
-                "context_tokens: known once the engine is open; set SGLangConfig.context_tokens to choose it"
+                "context_tokens: unknown until the engine is open; open it, or set SGLangConfig.context_tokens"
             )
         return self._context_tokens
 
@@ -226,7 +228,7 @@ class SGLangEngine:
                 f"which is {self.context_tokens}"
             )
         if session in self._turns:
-            raise ValueError(f"session: {session!r} is still generating")
+            raise ValueError(f"session: {session!r} is still generating; wait for it, or use another session")
         prompt = self._prompts.take(session, token_ids)
         turn = Generation(prompt=prompt, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
         return await self._turns.sample(turn)

@@ -233,7 +233,7 @@ class Fleet:
         try:
             await self.push(None, version=0)
         except (EngineError, ValueError) as error:
-            _LOG.warning("could not restore the servers' original weights: %s", error)
+            _LOG.warning("could not restore the servers' original weights; restart the servers: %s", error)
 
     # ------------------------------------------------------------------------------------------ health
 

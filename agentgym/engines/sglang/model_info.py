@@ -63,7 +63,7 @@ def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) ->
     if other != vocabulary:
         raise ValueError(
             f"model: {str(model)!r} has a vocabulary of {vocabulary} ids, but the server serves {served_model!r} with "
-            f"a vocabulary of {other} ids"
+            f"a vocabulary of {other} ids; serve the same model"
         )
 
 

@@ -119,7 +119,7 @@ class Batcher:
             ValueError: If the session's previous request is still generating.
         """
         if request.session in self._live:
-            raise ValueError(f"session: {request.session!r} is still generating")
+            raise ValueError(f"session: {request.session!r} is still generating; wait for it, or use another session")
         self._live[request.session] = request
         slot = self._sessions.get(request.session)
         if slot is None:
@@ -285,7 +285,9 @@ class Batcher:
         ids, logprobs = self._slots.ids[slot, span].copy(), self._slots.logprobs[slot, span].copy()
         self._leave(request)
         if not np.isfinite(logprobs[-1]):
-            request.settle(EngineError(f"the model's log-probability of id {ids[-1]} is {logprobs[-1]}"))
+            request.settle(
+                EngineError(f"the model's log-probability of id {ids[-1]} must be finite, got {logprobs[-1]}")
+            )
             return
         completion = Completion(
             token_ids=ids,

@@ -133,7 +133,7 @@ class TransformersEngine:
             return self._config.context_tokens
         if self._batcher is None:
             raise EngineError(
-                "context_tokens: known once the engine is open; set TransformersConfig.context_tokens to choose it"
+                "context_tokens: unknown until the engine is open; open it, or set TransformersConfig.context_tokens"
             )
         return self._batcher.policy.context
 

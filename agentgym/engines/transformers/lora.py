@@ -140,11 +140,11 @@ class Merger:
         if a.shape != (rank, in_features) or b.shape != (out_features, rank):
             raise ValueError(
                 f"adapter: {module} is {out_features} x {in_features} and r is {rank}, "
-                f"but lora_B @ lora_A is {tuple(b.shape)} @ {tuple(a.shape)}"
+                f"but lora_B has shape {tuple(b.shape)} and lora_A {tuple(a.shape)}"
             )
         if lengths is not None and lengths.shape != (out_features,):
             raise ValueError(
-                f"adapter: {module} has {out_features} rows, but its lengths have shape {tuple(lengths.shape)}"
+                f"adapter: {module} has {out_features} rows, but lora_magnitude_vector has shape {tuple(lengths.shape)}"
             )
         if not all(part.isfinite().all() for part in parts.values()):
             raise ValueError(f"adapter: {module} contains a value that is not finite")
@@ -184,6 +184,6 @@ def _scale(config: Mapping[str, Any]) -> float:
     """
     odd = [name for name in _REFUSED if config.get(name)]
     if odd:
-        raise ValueError(f"adapter: {', '.join(odd)} cannot be merged by this engine")
+        raise ValueError(f"adapter: its config sets {', '.join(odd)}, which this engine cannot merge; train without it")
     rank = int(config["r"])
     return float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)

@@ -170,7 +170,7 @@ class InferenceModel:
         # This check finds models that scale or cap their logits, or use an unusual mask.
         if not (off := self._mismatch()) <= _MISMATCH.get(model.dtype, _MISMATCH_HALF):
             raise ValueError(
-                f"{type(model).__name__}: the engine's logits are {off:.1e} off the model's; use another engine"
+                f"{type(model).__name__}: the engine's logits are up to {off:.1e} off the model's; use another engine"
             )
 
     def reread(self) -> None:

@@ -300,7 +300,7 @@ async def test_the_model_may_be_omitted_if_the_endpoint_serves_only_one(names: l
 
     async with chat_server(answers) as server:
         if len(names) > 1:
-            with pytest.raises(ValueError, match=r"^model: http.* serves one, two; name one"):
+            with pytest.raises(ValueError, match=r"^model: http.* serves one, two; set `model` to the one to use"):
                 await ag.evaluate(Shop, server.url, n=1)
         else:
             assert (await ag.evaluate(Shop, server.url, n=1)).reward == 1.0

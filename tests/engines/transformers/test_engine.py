@@ -730,7 +730,7 @@ def test_the_default_context_is_the_models_positions_as_far_as_1_gib_holds_them(
 
 async def test_without_a_context_in_the_config_the_engine_chooses_one_when_it_opens(model: Any) -> None:
     engine = engine_over(model, context_tokens=None)
-    with pytest.raises(EngineError, match="known once the engine is open"):
+    with pytest.raises(EngineError, match="unknown until the engine is open"):
         _ = engine.context_tokens
     async with engine:
         assert engine.context_tokens == CONTEXT
