@@ -42,7 +42,7 @@ class CustomEngineConfig:
         found: Any = getattr(imported, attribute)
         if not callable(found):
             raise ValueError(
-                f"engine: expected a class, but {self.name!r} is of type {type(found).__name__}; name the engine's class"
+                f"engine: expected a class, but {self.name!r} is of type {type(found).__name__}; name a class"
             )
         made: Callable[[Any], Any] = found
         return made

@@ -88,7 +88,7 @@ async def test_a_run_uses_an_engine_that_it_is_given_and_leaves_it_open(mine: An
         ("no_such_module:Engine", "engine: 'no_such_module:Engine': no module named no_such_module"),
         (
             "mine_engine:number",
-            "engine: expected a class, but 'mine_engine:number' is of type int; name the engine's class",
+            "engine: expected a class, but 'mine_engine:number' is of type int; name a class",
         ),
     ],
 )

@@ -194,8 +194,7 @@ class InferenceModel:
         position = np.minimum(column, self.context - 1)
         low, high = int(rows[0]), int(rows[-1]) + 1
         # If the rows are close together, the whole range of slots from the first to the last is read in place,
-        # including idle
-        # slots. A gather would copy every row's KV at every layer.
+        # including idle slots. A gather would copy every row's KV at every layer.
         if high - low <= (2 * len(rows) if ids.shape[1] == 1 else len(rows)):
             at = rows - low
             ids, position = _spread(ids, at, high - low, 0), _spread(position, at, high - low, 0)
@@ -285,8 +284,7 @@ class InferenceModel:
         scale = np.full(1, temperature or 1.0, np.float32)
         targets = tokens[0, 1:, None]
         # The logits are computed in chunks, because with a large vocabulary, those of a whole context would take more
-        # memory than
-        # the model's activations.
+        # memory than the model's activations.
         pieces = [slice(i, i + _SCORED_AT_ONCE) for i in range(0, len(targets), _SCORED_AT_ONCE)]
         scores = [self._logprobs(hidden[i], scale).gather(-1, targets[i])[:, 0] for i in pieces]
         return torch.cat(scores).cpu().numpy()
