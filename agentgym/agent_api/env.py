@@ -70,7 +70,7 @@ class AgentEnv(ToolEnv[TaskT]):
         """
 
     def agent_command(self) -> str | Sequence[str]:
-        """Return the command that starts the agent. Override this method if it depends on the task."""
+        """Return the command that starts the agent. Override this if the command depends on the task."""
         return self.command
 
     def agent_variables(self) -> Mapping[str, str]:

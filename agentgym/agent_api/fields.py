@@ -58,14 +58,14 @@ def values_at_most(body: bytes) -> int:
 
 
 def given(said: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    """Return an optional field, whose value must have the type `kind`, or None if it is missing or null."""
+    """Return a required field, whose value must have the type `kind`. `where` is the path before the name."""
     if said.get(name) is None:
         raise RefusedError(f"{where}{name}: required", field=f"{where}{name}")
     return may(said, name, kind, where)
 
 
 def may(said: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    """Return the value of an optional field, which must have the type `kind`, or None if it is missing or null."""
+    """Return an optional field, whose value must have the type `kind`, or None if it is missing or null."""
     value = said.get(name)
     if value is not None and not isinstance(value, kind):
         raise wrong(f"{where}{name}", f"must be {_KINDS[kind]}", value)

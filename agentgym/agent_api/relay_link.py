@@ -97,7 +97,7 @@ class RelayLink:
         self._said: asyncio.Queue[bytes] = asyncio.Queue()
         self._ending: set[asyncio.Task[None]] = set()
         self._cut = False
-        """Whether a connection has been cut off. Only the first cut is logged."""
+        """Whether a connection has been cut off. Only the first time is logged."""
 
     async def read(self) -> None:
         """Read the data that clients in the sandbox send. When the relay ends, close every connection."""

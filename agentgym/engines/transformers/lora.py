@@ -60,8 +60,7 @@ class Merger:
 
         Returns:
             Whether weights outside the adapter's layers may have changed, too. This is so after `load_weights`,
-            because all
-            original weights are restored first.
+            because all original weights are restored first.
 
         Raises:
             ValueError: If the adapter doesn't fit, in which case nothing changes.
