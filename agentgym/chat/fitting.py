@@ -55,7 +55,7 @@ def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages, with each user message that follows a user or tool message merged into that message."""
+    """Return the messages, with each user message merged into a user or tool message directly before it."""
     made: list[Message] = []
     for message in messages:
         if made and message["role"] == "user" and made[-1]["role"] in ("user", "tool"):

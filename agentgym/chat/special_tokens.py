@@ -21,8 +21,8 @@ from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
 
 BREAK = "\ufdd0"
-"""The character that breaks a special token, one of Unicode's noncharacters. If a content already contains it, it is
-doubled there.
+"""The character that breaks a special token, one of Unicode's noncharacters. If a content already contains this
+character, each occurrence is doubled.
 """
 _TYPED = frozenset({"user", "tool"})
 """Roles in whose contents every special token is broken."""

@@ -171,7 +171,7 @@ def _makes_arrays(kind: type) -> bool:
 
 
 def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a template.
+    """Check the variables that a user gives for a chat template, and return a copy.
 
     Raises:
         ValueError: If one of them is a variable that the chat sets itself.

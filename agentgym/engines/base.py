@@ -32,13 +32,13 @@ class Engine(Protocol):
     ) -> Completion:
         """Sample at most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
-        A session is one growing context, for which the engine reuses the computation of earlier calls. The sampled
-        ids depend on `token_ids`, `sampling`, `seed` and the weights, not on other requests that run at the same
-        time. Cancelling the call frees its slot.
+        A session is one growing context, for which the engine reuses the computation of earlier calls. The sampled ids
+        depend on `token_ids`, `sampling`, `seed` and the weights, not on other requests that run at the same time.
+        Cancelling the call frees its slot.
 
-        A rollout passes `token_ids` as a read-only `memoryview` of format "q", eight bytes per id. NumPy and torch
-        read it without a copy. Its contents never change, so the engine may keep a reference to the view. As long as
-        the engine keeps one, the rollout appends its new ids to a copy. The underlying array (`token_ids.obj`) only
+        A rollout passes `token_ids` as a read-only `memoryview` of format "q", eight bytes per id. NumPy and torch read
+        it without a copy. Its contents never change, so the engine may keep a reference to the view. While the engine
+        keeps one, the rollout appends its new ids to a copy of the array. The underlying array (`token_ids.obj`) only
         grows. Call `list(token_ids)` if you need a list, for example for JSON, for pickle or to compare with a list.
 
         Args:

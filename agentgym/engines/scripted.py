@@ -148,8 +148,8 @@ class Scripted:
         tokenizer: The chat tokenizer; None for a `ByteTokenizer`.
         end: Text of the tokenizer's stop token.
         context_tokens: Maximum number of ids in a request.
-        model_name: Distinguishes this engine from other models in caches that are keyed by model, such as a judge's.
-            Change it with the script.
+        model_name: Distinguishes this engine from other models in caches that are keyed by model, such as a judge's. If
+            you change the script, change this name, too, so that no cached response of the old script is used.
     """
 
     def __init__(

@@ -50,8 +50,9 @@ class SGLangConfig:
     host: Name = "127.0.0.1"
     """The address that launched servers listen on. Anyone who can reach it can send them requests."""
     colocate: Literal["off", "keep", "drop"] = "off"
-    """Whether launched servers share the trainer's GPUs. During training, they release the memory of their KV cache
-    (keep), or of both the KV cache and the weights, with a copy of the weights in host memory (drop).
+    """How launched servers share the trainer's GPUs. off: not at all. keep: during training, they release the memory of
+    their KV cache. drop: they release the memory of both the KV cache and the weights, and keep a copy of the weights
+    in host memory.
     """
     restarts: Count = 3
     """Maximum number of times that a launched server is restarted after it exits unexpectedly."""

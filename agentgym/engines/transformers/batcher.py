@@ -204,7 +204,7 @@ class Batcher:
     def _prefill_is_due(self, decoding: int, prefilling: int) -> bool:
         """Return whether to compute prompts (prefill) in this step, instead of sampling (decoding).
 
-        While some rows decode, no two steps in a row prefill. If many rows have prompts to compute, they prefill
+        While some rows decode, no two consecutive steps prefill. If many rows have prompts to compute, they prefill
         after one decode step. A few rows wait a little longer, so that others can join them.
         """
         if not decoding:

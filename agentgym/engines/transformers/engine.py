@@ -34,8 +34,8 @@ class TransformersConfig:
     """Settings of the embedded engine. The defaults suit a small model on one CPU core."""
 
     slots: Positive = 64
-    """Maximum number of turns that are sampled at once; other turns wait. Each slot has the KV cache of a whole
-    context.
+    """Maximum number of turns that are sampled at once; other turns wait. Each slot has memory for the KV cache of a
+    whole context.
     """
     context_tokens: Positive | None = None
     """Maximum number of ids in a session, prompt and completion together. None: as many as the model has positions,

@@ -413,7 +413,7 @@ def test_no_urls_or_duplicate_urls_are_refused() -> None:
         SGLangEngine.attach()
     with pytest.raises(ValueError, match="appear twice"):
         SGLangEngine.attach("http://a", "http://a")
-    with pytest.raises(ValueError, match="use SGLangEngine.attach"):
+    with pytest.raises(ValueError, match=r"use SGLangEngine\.attach"):
         SGLangEngine.launch(MODEL, SGLangConfig(urls=("http://a",)))
     with pytest.raises(ValueError, match="model: "):
         SGLangEngine(None)
