@@ -118,7 +118,7 @@ def _is_sound(function: dict[str, Any]) -> bool:
 
 
 def thinks(opening: str) -> bool:
-    """Return whether an assistant turn starts inside its reasoning, because its opening ends in an open <think>."""
+    """Return whether an assistant turn starts inside its reasoning, because its opening leaves a <think> open."""
     return opening.rfind("<think>") > opening.rfind("</think>")
 
 

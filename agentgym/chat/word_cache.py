@@ -26,8 +26,8 @@ def _byte_of_char() -> dict[str, int]:
 
 BYTE_OF_CHAR = _byte_of_char()
 _CHARS = {byte: char for char, byte in BYTE_OF_CHAR.items()}
-"""The character that stands for each byte in byte-level vocabularies, by the code of the byte or of its ASCII
-character.
+"""The character that byte-level vocabularies write for each byte. The code of an ASCII character is its byte, so
+`str.translate` can use this table for ASCII text.
 """
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern of a ByteLevel pre-tokenizer without a custom pattern."""
@@ -120,7 +120,7 @@ def _pattern(backend: Any) -> Any | None:
 def _written(cut: dict[str, Any]) -> str | None:
     """Return the pattern of a byte-level pre-tokenizer, or None if the pre-tokenizer is of another kind.
 
-    It may be alone, or follow one plain split, whose pattern is returned then.
+    The pre-tokenizer may follow one plain split. The pattern of that split is returned then.
     """
     parts = cut["pretokenizers"] if cut.get("type") == "Sequence" else [cut]
     *splits, level = parts or [{}]

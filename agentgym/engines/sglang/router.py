@@ -1,4 +1,4 @@
-"""Chooses a server for each session, which has already computed a prefix of its prompt, if the load stays balanced."""
+"""Chooses a server for each session: while the load stays balanced, one that has already computed its prefix."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence

@@ -140,7 +140,7 @@ class Server:
     async def ready(self, timeout_s: float) -> int | None:
         """Return the HTTP status of /ready, or None if there is no response.
 
-        The status is 200 if the server accepts requests. While the server is paused, it is another one.
+        The status is 200 if the server accepts requests. While the server is paused, the status is a different one.
         """
         try:
             return (await self.client.get("/ready", timeout_s=timeout_s)).status
