@@ -150,7 +150,7 @@ class Fleet:
             EngineError: If the server doesn't have the policy.
         """
         if not server.holds(policy) and not await server.pull(policy):
-            raise EngineError(f"{server}: does not have {policy.lora}, which another client pushed")
+            raise EngineError(f"{server}: does not have {policy.lora or policy.weights}, which another client pushed")
 
     def pull(self, policy: PolicyVersion) -> PolicyVersion:
         """Sample new tokens from `policy`, which the servers already have. Return the policy that was used before."""

@@ -133,6 +133,8 @@ async def test_a_server_with_other_weights_than_the_last_push_is_not_reused() ->
         [server] = engine._fleet.servers
         server.doubt()
         assert not await server.pull(PolicyVersion(None, 3, "agentgym-x-v3"))
+        with pytest.raises(EngineError, match="does not have agentgym-x-v3, which another client pushed"):
+            await engine._fleet.take(server, PolicyVersion(None, 3, "agentgym-x-v3"))
         says["weight_version"] = "3"
         assert await server.pull(PolicyVersion(None, 3, "agentgym-x-v3"))
         assert server.holds(PolicyVersion(None, 3, "agentgym-x-v3"))
