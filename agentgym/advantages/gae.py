@@ -84,7 +84,8 @@ def turn_order(rollout: Rollout) -> list[tuple[Segment, Turn]]:
         )
     if roles := sorted({segment.role for segment in segments if segment.role}):
         raise _refused(
-            rollout, f"role {roles[0]!r} has a separate reward, but a critic learns only one reward; set credit outcome"
+            rollout,
+            f"role {roles[0]!r} has a separate reward, but a critic learns only one reward; use credit='outcome'",
         )
     placed = [(segment, turn) for segment in segments for turn in segment.turns]
     if len({turn.number for _, turn in placed}) < len(placed):
@@ -99,12 +100,12 @@ def _refuse_beside(rollout: Rollout, turns: Sequence[Turn]) -> None:
     """Raise ValueError if a turn was requested before the previous one had finished, or if the times are unknown."""
     for first, second in pairwise(turns):
         if first.asked_at is None or second.asked_at is None:
-            raise _refused(rollout, "it has forks or sub-agents, but its turns have no times; set credit outcome")
+            raise _refused(rollout, "it has forks or sub-agents, but its turns have no times; use credit='outcome'")
         if second.asked_at < first.asked_at + first.seconds - OVERLAP_S:
             raise _refused(
                 rollout,
                 f"turns {first.number} and {second.number} were sampled at the same time, so neither follows the "
-                "other; await each fork and sub-agent, or set credit outcome",
+                "other; await each fork and sub-agent, or use credit='outcome'",
             )
 
 

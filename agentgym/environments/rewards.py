@@ -128,10 +128,10 @@ ZERO = "it is 0.0: "
 
 
 def counted_content(error: BaseException, where: str, method: Callable[..., Any]) -> str:
-    """Return the metric that counts this error if the policy's text or files caused it, or "" for any other error.
+    """Record and log an error that the policy's text or files caused; return the name of the metric that counts it.
 
-    An error that the policy caused is recorded as a failed case and logged once. The rollout is still scored: the
-    reward that `where` names is 0.0.
+    The reward that `where` names is added to the rollout's `failed_cases`. The caller makes it 0.0 instead of failing
+    the rollout. For any other error, only "" is returned.
     """
     content = content_error(error)
     if content is None:

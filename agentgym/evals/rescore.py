@@ -290,7 +290,7 @@ class _Scorer:
             reward += turn.reward
         reward += total(cls, scores)
         if not math.isfinite(reward):
-            raise EnvError(f"{name}: the reward is {reward}, {scores}")
+            raise EnvError(f"{name}: the total reward must be finite, got {reward}; the env's scores are {scores}")
         roles = read_rewards(env.role_rewards, f"{name}.role_rewards")
         return replace(rollout, reward=reward, rewards=scores, role_rewards=roles)
 

@@ -35,9 +35,9 @@ class OversampleConfig:
     times the time after which 80 % of the rollouts were done.
     """
     carry: Count = 0
-    """Maximum number of policy versions that a carried-over group's oldest token may lag behind when the group is
-    trained on; 0 carries no group over. A carried-over group continues in the next batches, with their policies. A
-    batch waits for each group that has reached the maximum.
+    """Maximum age, in policy versions, of a carried-over group's oldest token when the group is trained on; 0 carries
+    no group over. Carrying over means that a group which is unfinished when its batch ends continues in the next
+    batches, under their newer policies. A batch waits for each group that has reached the maximum.
     """
     replace: Count = 0
     """Maximum number of groups without signal (equal scores) that one batch replaces."""

@@ -73,14 +73,23 @@ class RolloutBranch:
         return self.reward if self.reward is None or not role else self.role_rewards.get(role)
 
 
-def require_roles(rollouts: Iterable[str], rewards: Mapping[str, float], where: str) -> None:
-    """Raise ValueError if a role's reward has no name or isn't finite, or if a trained role has no reward."""
+def require_roles(trained: Iterable[str], rewards: Mapping[str, float], where: str) -> None:
+    """Check the rewards of roles.
+
+    Args:
+        trained: The roles whose turns are trained; "" (no role) needs no reward here.
+        rewards: The reward of each role.
+        where: The start of the message of an error.
+
+    Raises:
+        ValueError: If a role in `rewards` is "", if a reward isn't finite, or if a trained role has no reward.
+    """
     for role, value in rewards.items():
         require(
             bool(role) and math.isfinite(value),
             f"{where}: role {role!r} has the reward {value}; expected a name and a finite number",
         )
-    without = sorted(set(filter(None, rollouts)) - rewards.keys())
+    without = sorted(set(filter(None, trained)) - rewards.keys())
     require(not without, f"{where}: no reward for {', '.join(without)}, whose turns are trained")
 
 

@@ -76,7 +76,10 @@ class Guard:
         return None
 
     def _welcome(self, request: Request, cookie: str) -> Response:
-        """Store the token in a cookie, and redirect to the same URL without it, below this server's path."""
+        """Store the token in a cookie, and redirect to the requested page without the token in the URL.
+
+        The page and the cookie's path are below this server's prefix (`self.place`).
+        """
         kept = [(name, value) for name, value in parse_qsl(request.url.query) if name != "token"]
         path = f"{self.place}/{request.url.path.removeprefix(self.place).lstrip('/')}"
         answer = RedirectResponse(f"{path}?{urlencode(kept)}" if kept else path, 303)

@@ -131,7 +131,10 @@ class Proxy:
             await asyncio.gather(work, return_exceptions=True)
 
     async def _connect(self, host: str, port: int) -> socket.socket:
-        """Connect to the host at an allowed address; the name is not looked up a second time."""
+        """Look the host up once, and connect to the first of its allowed addresses that accepts.
+
+        Since the address itself is used, a later DNS answer can't replace an address that was checked.
+        """
         error: OSError | None = None
         try:
             async with asyncio.timeout(CONNECT_S):

@@ -45,7 +45,10 @@ def _all(task: Task, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _place(play: ObservedRollout, secret: str, *, anywhere: bool) -> str | None:
-    """Return a phrase for where the model first reads the secret; None if it never does or had written it before."""
+    """Return a phrase for where the model first reads the secret; None if it never does or had written it before.
+
+    Only the exceptions of tools are searched, or, if `anywhere`, the first prompt and all messages.
+    """
     if anywhere and any(_holds(text_of(message["content"]), secret) for message in play.prompt):
         return "the first prompt"
     for turn in play.turns:

@@ -171,7 +171,7 @@ async def _read(program: SandboxProcess, size: int) -> bytes:
 
 
 async def shell(sandbox: Sandbox) -> None:
-    """Check that a shell remembers its folder and variables, and ends with its block."""
+    """Check that a shell keeps its folder and variables between commands, and is closed after its `async with`."""
     async with sandbox.shell(env={"GIVEN": "x"}) as opened:
         result("a shell's command", await opened.run("mkdir -p a; cd a; NAME=y"), status="ok", exit_code=0)
         shown = await opened.run('basename "$PWD"; echo "$NAME$GIVEN"; echo err >&2; (exit 7)')
