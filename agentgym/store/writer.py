@@ -194,6 +194,9 @@ class RolloutWriter:
             self._wait_for(error)
             close(connection)
             return None
+        except BaseException:
+            close(connection)
+            raise
 
     def _opened(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
         """Return the connection, opening one if necessary, or None if the store can't be opened now."""

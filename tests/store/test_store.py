@@ -323,11 +323,10 @@ def test_a_file_with_other_tables_is_named_with_the_fix(tmp_path: Path) -> None:
 
 def test_a_locked_store_is_named_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.0)
-    other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(StoreError, match=r"is locked.*another process has locked it"), RolloutWriter(tmp_path):
-        pass
-    other.close()
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match=r"is locked.*another process has locked it"), RolloutWriter(tmp_path):
+            pass
 
 
 def test_writers_that_open_concurrently_wait_for_each_other(tmp_path: Path) -> None:
