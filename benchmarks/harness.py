@@ -65,7 +65,9 @@ def argument_parser(doc: str, *, seed: int = 0, quick: bool = False, peers: bool
 
 def report_parser(doc: str) -> argparse.ArgumentParser:
     """Return a parser of only `json` (bool)."""
-    parser = argparse.ArgumentParser(prog=program(), description=doc)
+    parser = argparse.ArgumentParser(
+        prog=program(), description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON on the last line of stdout")
     return parser
 

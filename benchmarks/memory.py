@@ -214,7 +214,9 @@ def rows(memory: Memory, row_tokens: int) -> dict[str, str]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(prog=program(), description=__doc__)
+    made = argparse.ArgumentParser(
+        prog=program(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--rank", type=int, default=32, help="rank of the adapter")
     made.add_argument("--row-tokens", type=int, default=16_384, help="train.max_tokens_per_microbatch")
     made.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")

@@ -94,7 +94,11 @@ def _arguments() -> argparse.Namespace:
         at = own.index("--")
         own, extra = own[:at], own[at + 1 :]
     names = [plan.name for plan in PLANS]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.publishing", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.publishing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=_names_help())
     parser.add_argument("--quick", action="store_true", help="run the quick forms of those that have one")
     parser.add_argument(
