@@ -36,10 +36,11 @@ class Engine(Protocol):
         depend on `token_ids`, `sampling`, `seed` and the weights, not on other requests that run at the same time.
         Cancelling the call frees its slot.
 
-        A rollout passes `token_ids` as a read-only `memoryview` of format "q", eight bytes per id. NumPy and torch read
-        it without a copy. Its contents never change, so the engine may keep a reference to the view. While the engine
-        keeps one, the rollout appends its new ids to a copy of the array. The underlying array (`token_ids.obj`) only
-        grows. Call `list(token_ids)` if you need a list, for example for JSON, for pickle or to compare with a list.
+        A rollout passes `token_ids` as a read-only `memoryview` of format "q", eight bytes per id, which NumPy and
+        torch read without a copy. It shows the rollout's array of ids, `token_ids.obj`, to which the rollout only
+        ever appends. The engine may keep a reference to the view, because the view's contents never change: while the
+        engine keeps it, the rollout appends to a copy of the array instead. Call `list(token_ids)` if you need a
+        list, for example for JSON, for pickle or to compare with a list.
 
         Args:
             token_ids: The prompt, any sequence of integers. The engine must not change it.
@@ -88,7 +89,9 @@ class WeightsEngine(Protocol):
     """An engine that can also load all weights of a model, as training without an adapter produces them."""
 
     async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
-        """Sample new tokens from the model with these weights. `load_adapter` restores the original weights.
+        """Sample new tokens from the model with these weights.
+
+        A later `load_adapter` first restores the original weights.
 
         Args:
             weights: Tensors by name. Weights that aren't included have the model's original values.
@@ -119,7 +122,8 @@ class SharedEngine(Protocol):
     async def push(self, given: Adapter | ModelWeights | None, *, version: int) -> Any:
         """Upload a policy to the servers without sampling from it yet.
 
-        Policies older than the current one are unloaded, so every client must already have pulled the current one.
+        This also unloads every policy older than the one that the caller samples from at present. Before a push,
+        every client must therefore have pulled the policy that was pushed before.
 
         Args:
             given: An adapter or whole weights; None for the base model.

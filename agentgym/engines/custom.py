@@ -28,7 +28,7 @@ class CustomEngineConfig:
         """Import and return the class.
 
         Raises:
-            ValueError: If the module or the class doesn't exist, or the name isn't callable.
+            ValueError: If the module doesn't exist, or has no callable with that name.
         """
         module, _, attribute = self.name.partition(":")
         try:

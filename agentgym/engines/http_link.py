@@ -41,9 +41,9 @@ class RawAnswer(NamedTuple):
 class HttpLink(asyncio.Protocol):
     """A client's connection, which handles one request at a time.
 
-    The future of a request fails with OSError if the connection is lost. It fails with WireError if the response isn't
-    HTTP/1 or has an encoding that wasn't requested. After bytes that arrive without a request, the connection is
-    unusable.
+    The future of a request fails with OSError if the connection is lost. It fails with WireError if the response
+    isn't HTTP/1 or has an encoding that wasn't requested. If bytes arrive while no request is pending, the connection
+    is closed and can't be used again.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -76,7 +76,7 @@ class HttpLink(asyncio.Protocol):
     def ask(self, *parts: bytes | bytearray) -> asyncio.Future[RawAnswer]:
         """Send a request that consists of these parts, and return a future of its response.
 
-        The caller may change the parts afterward.
+        The caller may change the parts as soon as this method has returned.
         """
         answer = self._loop.create_future()
         if not self.usable:

@@ -9,8 +9,9 @@ from agentgym.types.arrays import Ints
 from agentgym.types.completion import FinishReason, Sampling
 
 _PENDING = 8
-"""Number of unread ids after which their bytes are no longer expected to complete a character. A character has at most
-four bytes, and so at most four ids.
+"""Largest number of unread ids that wait for further ids to complete a character. If there are more, the earlier ones
+count as read, because their bytes don't form a character: a character has at most four bytes, and so at most four
+ids.
 """
 
 

@@ -1,15 +1,19 @@
 """Checks that an engine samples from the trained policy. Engine and trainer score the same ids before and after a sync.
 
-These ids are the probe. The check compares by how much the engine's scores and the trainer's scores have changed. A
-low-precision engine's rounding is nearly the same before and after a sync, so it cancels out in the change. A missing
-update doesn't::
+These ids are the probe. The check compares the change of the engine's scores with the change of the trainer's scores.
+A low-precision engine's rounding is nearly the same before and after a sync, so it cancels out in the change. A
+missing update doesn't::
 
     change     d = trainer(new) - trainer(old)        f = engine(new) - engine(old)
     arrived    <f, d> / <d, d>                        1: all of it, 0: nothing, 0.5: about a half
-    noise      s = sqrt(2) x root mean square of engine - trainer, the larger one of version 0 and the old version
+    noise      s = sqrt(2) x root mean square of engine - trainer
 
-If the length of d is at least 20 s, a whole update can be distinguished from no update and from a part of one.
-`arrived` is then known to within 0.05. For a probe of 256 ids, such an update has a root mean square of 1.3 s.
+Here, old is the last version that was verified to have arrived. The root mean square is that of version 0 or of old,
+whichever is larger.
+
+Suppose that the length of d (its Euclidean norm over the ids) is at least 20 s. Then a whole update can be
+distinguished from no update and from a part of one, and `arrived` is known to within 0.05. For a probe of 256 ids, d
+of this length has a root mean square of 1.3 s.
 """
 
 from dataclasses import dataclass
@@ -23,18 +27,21 @@ from agentgym.types.arrays import Floats
 Doubles: TypeAlias = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 _POWER = 20.0
-"""Smallest length of an update that can be verified, as a multiple of the noise of one id (its standard deviation)."""
+"""Smallest length (Euclidean norm) of an update that can be verified, as a multiple of s, which is the standard
+deviation of the noise in the change of one id's score.
+"""
 _LEAST, _MOST = 0.75, 1.25
 """Range, including both bounds, of `arrived` in which an update counts as fully arrived. Both bounds are at least five
 standard deviations from 1.
 """
 _REST = 0.25
-"""Allowed difference between the engine's and the trainer's change, as a fraction of the trainer's change. The noise is
-allowed in addition.
+"""Allowed difference between the engine's and the trainer's change, as a fraction of the trainer's change, each as a
+root mean square. The noise is allowed in addition.
 """
 _NOISE = 4.0
-"""Largest root mean square of the gap between engine and trainer that is allowed after an update that is too small to
-verify, as a multiple of the noise. If it is larger, the engine isn't using the trainer's policy.
+"""Limit on the gap between engine and trainer after an update that is too small to verify, as a multiple of the noise
+(`Scored.noise`) at version 0 or at the old version, whichever is larger. The gap is a root mean square. If it exceeds
+the limit, the engine isn't using the trainer's policy.
 """
 _ROUNDING = 1e-5
 """Lower bound, in nats, on the noise of one id: that of float32."""

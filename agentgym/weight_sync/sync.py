@@ -188,8 +188,8 @@ async def load(engine: Engine, policy: Adapter | ModelWeights | None, *, version
 
 
 def _policy(trainer: "Trainer", *, first_only: bool = False) -> Adapter | ModelWeights | None:
-    """Return the trainer's policy. With `first_only`, a whole model's weights are returned only on rank 0.
+    """Return the trainer's policy.
 
-    On the other ranks, the result is None then.
+    If `first_only` is true and the whole model is trained, only rank 0 gets the weights. The other ranks get None.
     """
     return trainer.adapter() if trainer.adapts else trainer.weights(first_only=first_only)

@@ -101,7 +101,7 @@ def read_answer(body: bytes) -> Answer:
 
 
 def completion_of(answer: Answer, *, in_prompt: bool, turns: int) -> MessageCompletion:
-    """Convert the first choice of a response to a MessageCompletion. Its cost is still 0.
+    """Convert the first choice of a response to a MessageCompletion. The caller must set its cost, which is 0.
 
     Args:
         answer: The response.

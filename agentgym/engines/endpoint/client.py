@@ -92,7 +92,10 @@ class ChatClient:
         raise AssertionError("the last retry returns or raises")
 
     def _wait_s(self, refusal: Refusal, retry: int) -> float | None:
-        """Return the seconds to wait before the next retry, or None if there is no further retry."""
+        """Return the seconds to wait before the next retry, or None if the request isn't retried again.
+
+        `retry` is the number of retries so far.
+        """
         if not refusal.again or retry == self._retries:
             return None
         if refusal.wait_s is not None:

@@ -268,8 +268,8 @@ _NOT_IN_ANSWERS = frozenset(
     {"url", "model", "api_key_env", "concurrency", "timeout_s", "retries", "first_wait_s", "longest_wait_s"}
     | {"prompt_price", "cached_price", "completion_price"}
 )
-"""Settings that `model_name` doesn't list after the URL and the model. They don't affect the output, or are that URL
-and model.
+"""Settings that `model_name` doesn't list as `name=value`. The name begins with the URL and the model, and the other
+settings don't affect the output.
 """
 
 
@@ -298,7 +298,7 @@ class _Opened:
     def __init__(self) -> None:
         self.client: ChatClient | None = None
         self.model: str | None = None
-        """The name of the model that the endpoint serves, if it was asked; else None."""
+        """The name of the model that the endpoint serves, as it reported it; None if it wasn't asked."""
         self.usage = Usage()
 
 

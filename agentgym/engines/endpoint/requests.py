@@ -32,6 +32,8 @@ def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[s
 
     The API accepts images only from the user. The images of a turn's results are therefore sent in a user message after
     the results. Each result contains the names of its images.
+
+    If `reasoning` is false, the reasoning of earlier turns is left out.
     """
     made: list[dict[str, Any]] = []
     open_calls: list[str] = []

@@ -92,7 +92,7 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
         ) from None
     if sampled != ids or type(ids) is not list:
         raise EngineError(
-            f"the server sampled {_count(ids)} ids, but returned {len(rows)} log-probabilities, or those of other ids"
+            f"the server's {len(rows)} log-probabilities are not those of the {_count(ids)} ids that it sampled"
         )
     try:
         return Completion(
@@ -102,7 +102,7 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
             versions=_versions(meta, version, ours) if named else _all_of(version),
         )
     except _BROKEN as error:
-        raise EngineError(f"the server's response: {describe(error)}") from error
+        raise EngineError(f"the server's response is invalid: {describe(error)}") from error
 
 
 def _count(ids: Any) -> object:
@@ -154,8 +154,12 @@ def field_of(body: Any, *path: str) -> Any:
 def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool = False) -> Floats:
     """Return the log-probabilities from the rows of a response, each of which is `[value, id, ..]`.
 
-    With `of_prompt`, the response may report 0 instead of the vocabulary's last id. SGLang clips the placeholder ids of
-    images in prompts, and this also changes the last id.
+    Args:
+        rows: One row for each id.
+        token_ids: The ids that the rows must be for.
+        of_prompt: Whether the server scored a prompt. SGLang clips the placeholder ids of images in prompts, and
+            thereby reports the vocabulary's last id as 0. A row with id 0 is therefore accepted for the largest of
+            `token_ids`.
 
     Raises:
         EngineError: If the ids are different from `token_ids`, or a value isn't finite.
@@ -176,9 +180,9 @@ def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool 
 
 
 def first_of(rows: Any) -> Any:
-    """Return the first row of the first position, or None if it is missing.
+    """Return the only row of a response to a request that scores one id at one position, or None if it is missing.
 
-    This is for a request that scores one id at one position.
+    `rows` is a list of positions, each of which is a list of rows.
     """
     try:
         return rows[0][0]

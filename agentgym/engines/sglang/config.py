@@ -71,8 +71,8 @@ class SGLangConfig:
     the server's limit, which depends on the model's positions and the GPU's memory.
     """
     adapters: Literal["tensors", "disk", "merged"] = "tensors"
-    """How adapters get to the servers: in the request ("tensors"), through a folder that the servers can read
-    ("disk"), or merged into the servers' own weights, which are then pushed instead ("merged").
+    """How adapters get to the servers. tensors: in the body of the request that loads them. disk: through a folder that
+    the servers can read. merged: merged into the servers' own weights, which are then pushed instead.
     """
     bucket_mb: Positive = 256
     """Megabytes of merged weights per request. Each request contains at least one tensor, however large."""

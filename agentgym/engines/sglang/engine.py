@@ -50,7 +50,8 @@ class SGLangEngine:
         config: Settings of the engine and its servers; None for the defaults.
         tokenizer: The chat tokenizer; None loads the model's.
         progress: Called with a short message about each launched server's startup.
-        trainers: Indices of the GPUs that launched servers may not use.
+        trainers: Indices of the GPUs that training uses, among those that this process sees. Launched servers may use
+            them only if `config.colocate` is "keep" or "drop".
 
     Raises:
         ValueError: If there is neither a model to launch nor a server to attach to.
@@ -66,7 +67,7 @@ class SGLangEngine:
         trainers: Sequence[int] = (),
     ) -> None:
         self._trainers = tuple(trainers)
-        """GPUs that launched servers may not use."""
+        """Indices of the trainers' GPUs."""
         self._config = config or SGLangConfig()
         if model is None and not self._config.urls:
             raise ValueError("model: name the model of the server to launch, or attach to a server with `urls`")
@@ -331,7 +332,9 @@ class SGLangEngine:
         return policy
 
     async def pull(self, policy: PolicyVersion) -> None:
-        """Sample new tokens from a policy that this or another client pushed. Requests in flight continue under it.
+        """Sample new tokens from a policy that this or another client pushed.
+
+        Requests in flight are aborted. Their sampled ids are kept, and their turns continue under the new policy.
 
         Args:
             policy: The return value of `push`.

@@ -125,7 +125,7 @@ class Fleet:
         """
         if isinstance(given, ModelWeights) and self.config.adapters != "merged":
             raise ValueError(
-                f"adapters: {self.config.adapters} cannot push whole weights to servers; set adapters=merged"
+                f"adapters: whole weights cannot be pushed with adapters={self.config.adapters}; set adapters=merged"
             )
         async with self._updating:
             policy, payload = await self._packed(served(given) if isinstance(given, Adapter) else given, version)
@@ -165,11 +165,11 @@ class Fleet:
     async def _packed(self, given: Adapter | ModelWeights | None, version: int) -> tuple[PolicyVersion, Payload | None]:
         """Give a policy a new unique name, and pack it for uploading.
 
-        Returns:
-            The named policy, and the requests that upload it, or None if it needs no upload.
-
         A name can't be reused, because servers remember the earlier policy of that name. The packing runs outside the
         event loop.
+
+        Returns:
+            The named policy, and the requests that upload it, or None if it needs no upload.
         """
         name = f"agentgym-{uuid4().hex[:12]}-v{version}"
         digest = await asyncio.to_thread(digest_of, given)
@@ -351,7 +351,9 @@ class Fleet:
         """Return a NoServer error that quotes the logs of launched servers that have ended."""
         ended = [(s, s.process) for s in self.servers if s.process is not None and s.process.pid is None]
         tails = "".join(f"; {server} ended: {process.log_tail()}" for server, process in ended)
-        return NoServer(f"no server is left: {', '.join(map(repr, self.servers)) or 'none'}{tails}")
+        return NoServer(
+            f"no server is left of the configured ones: {', '.join(map(repr, self.servers)) or 'none'}{tails}"
+        )
 
 
 async def _unload(server: Server, adapters: Sequence[str]) -> None:

@@ -19,8 +19,8 @@ shorter than a block.
 _ID = 8
 """Bytes per id."""
 _OPENINGS = 16
-"""Number of first prompts of sessions that are cached. The rollouts of a group start with the same prompt, one after
-another.
+"""Maximum number of cached prompts that sessions began with. The rollouts of a group start with the same prompt, one
+after another.
 """
 
 

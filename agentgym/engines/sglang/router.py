@@ -10,8 +10,8 @@ from agentgym.engines.sglang.server import NoServer, Server
 _REMEMBERED = 1 << 16
 """Number of prompt blocks that are remembered for each server. The least recently used blocks are forgotten first."""
 _SLACK = 4
-"""A server isn't chosen if it has at least this many sessions more than the least loaded server, whatever prefix it has
-computed. If half of the least loaded server's number of sessions is more than this, that is the limit.
+"""A server isn't chosen, whatever prefix it has computed, if it has at least this many sessions more than the least
+loaded server. If half of the least loaded server's number of sessions is larger, that half is used instead.
 """
 
 
@@ -49,7 +49,9 @@ class Router:
         if home is None or not home.server.alive or home.server in avoid:
             usable = [server for server in self.alive if server not in avoid]
             if not usable:
-                raise NoServer(f"no server is left: {', '.join(map(repr, self.servers)) or 'none'}")
+                raise NoServer(
+                    f"no server is left of the configured ones: {', '.join(map(repr, self.servers)) or 'none'}"
+                )
             home = self._home[session] = _Home(self._best(usable, prompt))
         if len(self.servers) > 1:
             self._remember(session, home, prompt)

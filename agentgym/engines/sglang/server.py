@@ -212,7 +212,9 @@ class Server:
         }
         bodies = await self._post("/generate", payload, None)
         if not isinstance(bodies, list) or len(bodies) != len(ends):
-            raise EngineError(f"{self}: responded to a batch of {len(ends)} with {str(bodies)[:200]}")
+            raise EngineError(
+                f"{self}: must return a list of {len(ends)} responses, one for each prompt, got {str(bodies)[:200]}"
+            )
         rows = [field_of(body, "meta_info", "output_token_ids_logprobs") for body in bodies]
         return scores_of([first_of(row) for row in rows], [token_ids[end] for end in ends])
 

@@ -31,12 +31,12 @@ Settle: TypeAlias = Callable[[object], None]
 _SHARED = 16
 """Shortest prefix, in ids, that is shared between slots. Waiting for a shorter one costs more than computing it."""
 _PATIENCE = 4
-"""Number of decode steps for which a few rows with prompts to compute (prefill) wait, so that more such rows can join
-them. Many rows don't wait.
+"""Maximum number of decode steps for which rows with prompts to compute (prefill) wait for more such rows to join them.
+If they are at least a third as many as the decoding rows, they wait for one step only.
 """
 _NARROW = 32
-"""Number of ids up to which rows are prefilled together, however different their numbers of ids. Padding them to the
-same width is then cheaper than a separate forward pass.
+"""Number of ids per row up to which rows are prefilled together, even if some have far fewer ids to compute than
+others. Padding them to the same width is then cheaper than a separate forward pass.
 """
 
 
@@ -51,7 +51,7 @@ class Stats:
     copied_tokens: int = 0
     """Prompt ids whose KV was copied from another slot."""
     decode_tokens: int = 0
-    """Sampled ids that went through the model during their turn, which all do except a turn's last one."""
+    """Sampled ids that went through the model during their turn. Only a turn's last id doesn't."""
     sampled_tokens: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
@@ -204,8 +204,13 @@ class Batcher:
     def _prefill_is_due(self, decoding: int, prefilling: int) -> bool:
         """Return whether to compute prompts (prefill) in this step, instead of sampling (decoding).
 
-        While some rows decode, no two consecutive steps prefill. If many rows have prompts to compute, they prefill
-        after one decode step. A few rows wait a little longer, so that others can join them.
+        While some rows decode, no two consecutive steps prefill. If at least a third as many rows prefill as decode,
+        they wait for one decode step. Fewer rows wait for up to `_PATIENCE` decode steps, so that others can join
+        them.
+
+        Args:
+            decoding: Number of rows that are ready to decode.
+            prefilling: Number of rows with prompts to compute.
         """
         if not decoding:
             return True
@@ -213,9 +218,16 @@ class Batcher:
         return waited > 0 and (3 * prefilling >= decoding or waited >= _PATIENCE)
 
     def _prefill_rows(self, many: Ints, todo: Ints) -> tuple[Ints, Ints]:
-        """Choose the rows to prefill in this step. Return them, and how many ids to compute of each.
+        """Choose the rows to prefill in this step, and how many ids to compute of each.
 
-        They are the row that has waited longest, and other rows that need little padding to be computed with it.
+        The rows are the one that has waited longest, and other rows that need little padding to be computed with it.
+
+        Args:
+            many: The slots with more than one id to compute.
+            todo: For every slot, the number of ids to compute.
+
+        Returns:
+            The chosen rows in ascending order, and the number of ids to compute of each.
         """
         first_come = many[np.argsort(self._slots.order[many])]
         limit = min(max(int(todo[first_come[0]]), _NARROW), self._prefill_tokens)
@@ -328,7 +340,8 @@ class Batcher:
     def _start(self, request: Request, *, may_wait: bool = True) -> None:
         """Start a request with the longest prefix whose KV is in any slot, or let it wait for a longer one.
 
-        It waits if another request (the donor) is about to compute the KV of a longer shared prefix.
+        It waits if another request (the donor) is about to compute the KV of a longer shared prefix. If `may_wait` is
+        false, it always starts at once; this is for a request that has already waited.
         """
         kept = self._slots.begin(request.slot, request.token_ids)
         request.donor = None
@@ -368,7 +381,10 @@ class Batcher:
                 self._followers.append(request)
 
     def _take(self, request: Request, donor: Donor) -> None:
-        """Copy the KV of the shared prefix from the donor's slot, except for the ids whose KV this slot already has."""
+        """Copy the KV of the shared prefix from the donor's slot to the request's slot.
+
+        Ids whose KV the request's slot already has aren't copied.
+        """
         began = perf_counter()
         start = int(self._slots.filled[request.slot])
         self.policy.copy(donor.slot, request.slot, slice(start, donor.shared))

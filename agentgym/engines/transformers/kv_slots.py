@@ -32,7 +32,7 @@ class Donor(NamedTuple):
 class Slots:
     """The row of ids of each slot, and what is known about the KV of these ids.
 
-    A row is `active` while it has a request. It `runs` unless that request waits for a donor.
+    A row is `active` while it has a request. An active row `runs` unless its request waits for a donor.
     """
 
     def __init__(self, slots: int, context: int) -> None:

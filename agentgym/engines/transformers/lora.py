@@ -124,7 +124,7 @@ class Merger:
                 )
             modules.setdefault(match["module"], {})[match["part"]] = torch.as_tensor(tensor)
         if not modules:
-            raise ValueError("adapter: no tensors; pass None for the base model alone")
+            raise ValueError("adapter: has no tensors; pass None for the base model alone")
         return {module: self._delta(module, parts, adapter.config) for module, parts in modules.items()}
 
     def _delta(self, module: str, parts: dict[str, torch.Tensor], config: Mapping[str, Any]) -> _Delta:

@@ -23,9 +23,9 @@ _CHECKED_IDS = 8
 _SCORED_AT_ONCE = 512
 """Number of positions whose logits `score` computes at once."""
 _MISMATCH = {torch.float32: 1e-3}
-"""Largest allowed difference from the model's own logits, by the dtype of its weights."""
+"""Largest allowed difference between the engine's logits and the model's own, by the dtype of the model's weights."""
 _MISMATCH_HALF = 0.3
-"""Largest allowed difference from the model's own logits, for 16-bit weights."""
+"""Largest allowed difference between the engine's logits and the model's own, for 16-bit weights."""
 
 
 class Part(NamedTuple):
@@ -264,9 +264,9 @@ class InferenceModel:
         return ids[:, 0].cpu().numpy(), logprobs.gather(-1, ids)[:, 0].cpu().numpy()
 
     def _kept(self, probs: torch.Tensor, part: Part) -> torch.Tensor:
-        """Return whether each id is inside its row's bounds.
+        """Return whether each id is inside its row's bounds, [rows, vocabulary].
 
-        As in SGLang, each bound applies to the whole distribution.
+        As in SGLang, each bound applies to the whole distribution, not to what the other bounds leave of it.
         """
         ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
         likelier = ordered.cumsum(-1) - ordered
@@ -344,7 +344,9 @@ def _refuse(config: Any, context: int) -> None:
         raise ValueError(f"{name}: has layers of {', '.join(odd)}; the embedded engine only supports full attention")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
-        raise ValueError(f"{name}: {rope['rope_type']} rope depends on the batch's longest row; use another engine")
+        raise ValueError(
+            f"{name}: {rope['rope_type']} rope makes scores depend on the batch's longest row; use another engine"
+        )
     limit = getattr(config, "max_position_embeddings", context)
     if context > limit:
         raise ValueError(f"context_tokens: expected at most {limit} for {name}, got {context}")

@@ -40,10 +40,15 @@ class RowGroups(NamedTuple):
 
 
 def groups(ids: Ints, weights: Ints) -> RowGroups | None:
-    """Group rows of `ids`, [rows, columns], by a prefix of ids that they share under the same weights.
+    """Group rows by a prefix of ids that they share, and whose KV was computed under the same weights.
 
-    All groups have the same prefix length, which is the one that saves the most reading. Returns None if even that
-    saves too little.
+    Args:
+        ids: The rows' ids, [rows, columns].
+        weights: For each row, a number that stands for the weights that its KV was computed under.
+
+    Returns:
+        The groups. All have the same prefix length, which is the one that saves the most reading. None if even that
+        saves too little.
     """
     rows, limit = ids.shape
     if (rows - 1) * limit < _WORTH:

@@ -142,12 +142,18 @@ LYING = {"finish_reason": {"type": "stop"}}
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        pytest.param(generated([10], meta_info=LYING), "1 ids, but returned 0 log-probabilities", id="no_logprobs"),
         pytest.param(
-            generated([10, 11, 12]) | {"output_ids": [10, 11]}, "2 ids, but returned 3 log-probabilities", id="lengths"
+            generated([10], meta_info=LYING), "0 log-probabilities are not those of the 1 ids", id="no_logprobs"
         ),
-        pytest.param(generated([10, 11]) | {"output_ids": [10, 12]}, "or those of other ids", id="other_ids"),
-        pytest.param(generated([10]) | {"output_ids": "10"}, "sampled '10' ids", id="ids_as_text"),
+        pytest.param(
+            generated([10, 11, 12]) | {"output_ids": [10, 11]},
+            "3 log-probabilities are not those of the 2 ids",
+            id="lengths",
+        ),
+        pytest.param(
+            generated([10, 11]) | {"output_ids": [10, 12]}, "log-probabilities are not those of the", id="other_ids"
+        ),
+        pytest.param(generated([10]) | {"output_ids": "10"}, "not those of the '10' ids", id="ids_as_text"),
         pytest.param(generated([10.5]), "cannot be interpreted as an integer", id="half_an_id"),  # type: ignore[list-item]
         pytest.param(generated([1 << 70]), "too big|as an integer", id="a_huge_id"),
         pytest.param(generated([]), "empty, but the finish_reason is not an abort", id="nothing"),
@@ -208,7 +214,7 @@ async def test_without_another_server_the_turn_fails_with_an_engine_error() -> N
     async with over(peer) as engine:
         await say(engine)
         await peer.die()
-        with pytest.raises(EngineError, match=f"no server is left: {peer.url}"):
+        with pytest.raises(EngineError, match=f"no server is left of the configured ones: {peer.url}"):
             await say(engine)
 
 

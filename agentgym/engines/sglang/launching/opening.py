@@ -33,7 +33,7 @@ async def open_servers(
         model: The model of launched servers.
         folder: Folder of the launched servers' logs.
         progress: Called with startup messages of launched servers.
-        trainers: GPUs that launched servers may not use, see `place_servers`.
+        trainers: Indices of the GPUs that training uses; see `place_servers`.
 
     Raises:
         EngineError: If a server doesn't become ready. For a launched server, the message quotes the end of its log.

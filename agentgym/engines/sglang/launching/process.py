@@ -81,7 +81,10 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Id of the session that the server and its children run in; None if nothing is running."""
+        """Id of the operating-system session that the server and its children run in; None if nothing is running.
+
+        It is also the process id of the supervisor, which leads the session.
+        """
         running = self._supervisor is not None and self._supervisor.returncode is None
         return self._supervisor.pid if running and self._supervisor is not None else None
 

@@ -46,7 +46,7 @@ class MergedWeights:
         if strange:
             raise ValueError(
                 f"adapter: {strange[0]} is not a weight in the files of {self._model}, so the adapter cannot be merged "
-                "into it; set the engine's adapters to tensors"
+                "into it; set adapters=tensors"
             )
         self._changed |= pairs.keys()
         scale = 0.0 if adapter is None else float(adapter.config["lora_alpha"]) / float(adapter.config["r"])
@@ -106,7 +106,7 @@ def _pairs(adapter: Adapter) -> dict[str, dict[str, Any]]:
     for name, tensor in adapter.tensors.items():
         match = _NAME.fullmatch(name)
         if match is None:
-            raise ValueError(f"adapter: {name} cannot be merged into a weight; set the engine's adapters to tensors")
+            raise ValueError(f"adapter: {name} cannot be merged into a weight; set adapters=tensors")
         pairs.setdefault(f"{match['module']}.weight", {})[match["side"]] = tensor
     halves = sorted(name for name, pair in pairs.items() if pair.keys() != {"A", "B"})
     if halves:
@@ -126,9 +126,7 @@ def _files(model: str | Path) -> dict[str, Path]:
     if (folder / _INDEX).is_file():
         return {name: folder / file for name, file in json.loads((folder / _INDEX).read_text())["weight_map"].items()}
     if not (folder / _WHOLE).is_file():
-        raise ValueError(
-            f"adapters: {folder} has no {_WHOLE}, which merging needs; set the engine's adapters to tensors"
-        )
+        raise ValueError(f"adapters: {folder} has no {_WHOLE}, which merging needs; set adapters=tensors")
     with safe_open(folder / _WHOLE, framework="pt") as file:
         return dict.fromkeys(file.keys(), folder / _WHOLE)
 

@@ -157,7 +157,7 @@ async def test_lengths_agree_and_counts_add_up_over_100_rollouts_with_faults(url
 
 def _kind(error: str) -> str:
     marks = {
-        "lies": "log-probabilities, or those of other ids",
+        "lies": "log-probabilities are not those of the",
         "aborted": "aborted the turn",
         "sandbox": "the sandbox died",
         "unserved": "no server is left",
