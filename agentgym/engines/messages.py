@@ -118,7 +118,7 @@ def counted(reply: MessageCompletion) -> Completion:
     """Convert a reply to a completion, for code that works on ids.
 
     The completion has one placeholder id for each token of the reply. Reasoning tokens don't count, because later
-    prompts don't contain them. There is at least one id.
+    prompts don't contain them. There is at least one id, even if there are no tokens.
     """
     tokens = max(1, reply.usage.completion_tokens - reply.usage.reasoning_tokens)
     return Completion(

@@ -185,7 +185,7 @@ class Scripted:
         )
 
     def _write(self, reply: Message) -> str:
-        """Return the body of the assistant's turn as the template renders it."""
+        """Return the reply's text as the chat template renders it, without the delimiters of the turn."""
         ask = Message(role="user", content="")
         body = self.tokenizer.render([ask, reply], [], generation=False).removeprefix(self._opened)
         return body[: body.rindex(self.end)]

@@ -144,7 +144,7 @@ class Endpoint:
 
     @property
     def name_as_given(self) -> str:
-        """The `model_name` before the endpoint was asked which model it serves."""
+        """The `model_name` from the settings alone, without the name of a model that the endpoint reported."""
         return self._named(self.model)
 
     def _named(self, model: str | None) -> str:

@@ -70,8 +70,8 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
     Args:
         body: The decoded response.
         version: The completion's policy version, if the response doesn't say another.
-        named: Whether the name that the server reports for its weights is their policy version. Even then, the name is
-            ignored if it isn't a number, or if it is `ours`.
+        named: Whether to read policy versions from the names that the server reports for its weights. Even then, a
+            name that isn't a number, or that is `ours`, is ignored.
         ours: The server's name for the weights that it started with.
 
     Raises:

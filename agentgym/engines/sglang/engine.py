@@ -284,7 +284,7 @@ class SGLangEngine:
         """Sample new tokens from the model with these weights, which replace the servers' weights.
 
         Args:
-            weights: The weights; only `files` is used.
+            weights: The weights. Only `files` is used: tensors by their names in the model's files.
             version: Policy version of tokens sampled from now on.
 
         Raises:

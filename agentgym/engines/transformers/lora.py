@@ -120,7 +120,7 @@ class Merger:
             match = _NAME.fullmatch(name)
             if match is None or match["module"] not in self._modules:
                 raise ValueError(
-                    f"adapter: {name} is not for a linear layer of this model that a LoRA can be merged into"
+                    f"adapter: {name} belongs to no linear layer of this model that an adapter can be merged into"
                 )
             modules.setdefault(match["module"], {})[match["part"]] = torch.as_tensor(tensor)
         if not modules:
