@@ -52,8 +52,8 @@ class SampleBatch(Sequence[Sample]):
     and reject groups that it has already trained on.
     """
     returns: Mapping[SampleKey, Floats] = field(default_factory=dict)
-    """The critic's targets, by rollout id, segment and step: for each sample, the return from each of its turns on.
-    Empty without a critic.
+    """The critic's targets: for each sample, the return from each of its turns on. The keys are `SampleKey`: the
+    sample's rollout id, segment and step. Empty without a critic.
     """
 
     @overload
@@ -249,7 +249,10 @@ def _of_segment(rollout: Rollout, segment: Segment, advantages: Mapping[tuple[st
 
 
 def _within(by_segment: Mapping[int, Floats], segment: Segment) -> Floats:
-    """Return one advantage for each token of a segment: its own if the token was sampled, otherwise 0."""
+    """Return one advantage for each token of a segment: its own if the token was sampled, otherwise 0.
+
+    `by_segment` contains the advantages of each segment's tokens, by segment index.
+    """
     return np.where(segment.sampled, by_segment[segment.index], np.float32(0))
 
 
@@ -261,7 +264,11 @@ def _batch(
     *,
     branches: bool = False,
 ) -> SampleBatch:
-    """Return the samples as a batch, and count the groups, rollouts and tokens that they come from."""
+    """Return the samples as a batch, and count the groups, rollouts and tokens that they come from.
+
+    `with_signal` contains the ids of the groups with a signal. `branches` says whether branches were cut into
+    samples, too.
+    """
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     return SampleBatch(
         samples=samples,
@@ -347,8 +354,12 @@ def _cut(
 ) -> Iterator[Sample]:
     """Yield the samples of one rollout, in the order of its segments and turns.
 
-    `advantages_of` returns one advantage for each token of a segment. The advantages of tokens that weren't sampled
-    are ignored.
+    Args:
+        rollout: The rollout.
+        advantages_of: Returns one advantage for each token of a segment. The advantages of tokens that weren't
+            sampled are ignored.
+        merged: Whether to make one sample per segment, instead of one per turn.
+        branches: Whether to cut the segments of scored branches, too.
     """
     segments = _trained(rollout, branches=branches)
     total = _tokens(segments)

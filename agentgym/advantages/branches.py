@@ -11,11 +11,12 @@ from agentgym.types.rollout import Rollout, Segment, Turn
 def branch_advantages(
     rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_grpo", role: str = ""
 ) -> list[dict[tuple[int, int], float]]:
-    """Return the advantages of each rollout's trained turns, branches included, by segment and `Turn.number`.
+    """Return the advantages of each rollout's trained turns, branches included, by segment index and `Turn.number`.
 
-    They are the advantages of `agentgym.advantages.estimates`, each multiplied by its weight `share`. For the turns
+    Each is an advantage of `agentgym.advantages.estimates`, multiplied by the turn's weight (`share`). For the turns
     before the first state, the baseline is the mean of the group's other rollouts. The advantages are plain
-    differences, not divided by anything, so dr_grpo and rloo are the same here.
+    differences, not divided by an estimator's unit (see `agentgym.advantages.group`). So dr_grpo and rloo give the
+    same advantages here.
 
     Args:
         rollouts: Scored rollouts of any number of groups.
@@ -48,7 +49,10 @@ def branch_advantages(
 
 
 def _by_turn(rollout: Rollout, role: str, estimates: Estimates) -> dict[tuple[int, int], float]:
-    """Return the advantage of each of the role's trained turns, by segment and number of the turn."""
+    """Return the advantage of each of the role's trained turns, by segment index and number of the turn.
+
+    `estimates` contains the rollout's advantages, which don't include the weights (`share`) yet.
+    """
     of_branch: dict[int, float] = {}
     queues = {turn: list(values) for turn, values in zip(estimates.starts[1:], estimates.branches, strict=True)}
     for place, branch in enumerate(rollout.branches):

@@ -95,7 +95,10 @@ def share(turn: int, branches: Sequence[int]) -> float:
 
 
 def _against_the_others(returns: Sequence[float], reward: float) -> list[float]:
-    """Return each branch's return minus the mean of the other returns from its state."""
+    """Return each branch's return minus the mean of the other returns from its state.
+
+    `reward`, the return of the rollout itself, is one of the other returns.
+    """
     whole = sum(returns) + reward
     return [value - (whole - value) / len(returns) for value in returns]
 

@@ -80,7 +80,7 @@ def turn_order(rollout: Rollout) -> list[tuple[Segment, Turn]]:
     if rollout.branches:
         raise _refused(
             rollout,
-            "it has branches, whose turns are not one sequence; run it without branches, or set credit branches",
+            "it has branches, whose turns are not one sequence; run it without branches, or use credit='branches'",
         )
     if roles := sorted({segment.role for segment in segments if segment.role}):
         raise _refused(
@@ -110,7 +110,10 @@ def _refuse_beside(rollout: Rollout, turns: Sequence[Turn]) -> None:
 
 
 def turn_rewards(rollout: Rollout, placed: Sequence[tuple[Segment, Turn]]) -> list[float]:
-    """Return the reward of each turn. The last one also includes the reward that belongs to no turn."""
+    """Return the reward of each turn in `placed`, the result of `turn_order`.
+
+    The last one also includes the part of the rollout's reward that no turn got.
+    """
     rewards = [turn.reward for _, turn in placed]
     if rewards:
         rewards[-1] += (rollout.reward or 0.0) - sum(rewards)
@@ -118,9 +121,9 @@ def turn_rewards(rollout: Rollout, placed: Sequence[tuple[Segment, Turn]]) -> li
 
 
 def at_starts(sample: Sample, rollout: Rollout) -> Sample:
-    """Return a merged sample whose loss mask covers only the first token of each turn.
+    """Return the sample with a loss mask that covers only the first token of each turn.
 
-    The critic then gives it one value for each turn.
+    The critic then gives it one value for each turn. The sample must be merged: one whole segment of `rollout`.
     """
     turns, mask = rollout.segments[sample.segment].turns, np.zeros_like(sample.loss_mask)
     mask[[turn.start - turns[0].start for turn in turns]] = True
@@ -132,7 +135,15 @@ def gae_of(
 ) -> tuple[Advantages, dict[SampleKey, Floats]]:
     """Return the advantage of each turn of a rollout, and the returns of each segment's turns.
 
-    `values` holds one value for each turn, by segment.
+    Args:
+        rollout: A scored rollout.
+        order: Its turns, as `turn_order` returns them.
+        values: For each segment, the values of the states before its turns, by the key of the segment's merged
+            sample.
+        how: The settings of GAE.
+
+    Returns:
+        The advantages by segment index and turn number, and the returns by the same keys as `values`.
 
     Raises:
         ValueError: If a segment doesn't have one value per turn.

@@ -44,7 +44,9 @@ digits of a sum depend on the order of its terms.
 """
 
 PROBED = 256
-"""Number of ids to inspect before choosing how to look up the ids of all rows."""
+"""Number of ids at the start of a column that are inspected to choose the fastest way to turn all of its ids into
+numbers.
+"""
 
 
 def advantages(
@@ -218,7 +220,14 @@ def _members(group: Ints, n_groups: int) -> list[list[int]]:
 def _turn_units(
     reward: NDArray[np.float64], group: Ints, centered: Sequence[NDArray[np.float64]], estimator: Estimator
 ) -> NDArray[np.float64]:
-    """Return each group's unit (the estimator's divisor), computed from the distances of its returns to their means."""
+    """Return each group's unit (the estimator's divisor), computed from the distances of its returns to their means.
+
+    Args:
+        reward: Reward of each rollout.
+        group: Index of each rollout's group.
+        centered: For each group, the distances of its returns to their mean at each turn, with one row per rollout.
+        estimator: The estimator.
+    """
     squares = np.array([float((part * part).sum() / max(part.shape[1], 1)) for part in centered])
     count = np.array([len(part) for part in centered])
     if estimator == "grpo":
@@ -230,7 +239,7 @@ def _turn_units(
 
 
 def _of_scored(reward: NDArray[np.float64], group: Ints, n_groups: int, estimator: Estimator) -> NDArray[np.float64]:
-    """Return one advantage for each scored rollout."""
+    """Return one advantage for each scored rollout, given its reward and the index of its group."""
     centered, unit = _baseline(reward, group, n_groups, estimator)
     centered /= unit[group]
     return centered
@@ -241,7 +250,7 @@ def _baseline(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return each rollout's distance to its group's mean, and each group's unit.
 
-    In a group without a signal, every distance is exactly 0.
+    In a group without a signal, every distance is exactly 0. `group` contains the index of each rollout's group.
     """
     count = np.bincount(group, minlength=n_groups)
     mean = np.bincount(group, reward, n_groups) / np.maximum(count, 1)
@@ -279,7 +288,13 @@ def _signals(reward: NDArray[np.float64], group: Ints, n_groups: int) -> NDArray
 
 
 def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return maxrl's unit, the mean reward. It is infinity if nothing succeeded, so that the advantages are 0."""
+    """Return maxrl's unit for each group: its mean reward, or infinity if nothing succeeded.
+
+    With infinity as the unit, the advantages are 0.
+
+    Raises:
+        ValueError: If a reward is negative.
+    """
     if (reward < 0).any():
         raise ValueError(
             f"reward: {reward.min():g} is negative, but maxrl maximizes the logarithm of the mean reward; "
@@ -289,7 +304,10 @@ def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArr
 
 
 def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
-    """Map ids to small integers. Return the integers, and a bound that is greater than all of them."""
+    """Map ids to small integers. Return the integers, and a bound that is greater than all of them.
+
+    `what` says for the error message whose ids they are: rollout or group.
+    """
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" and len(ids):
         low, high = int(ids.min()), int(ids.max())
         if high - low <= 4 * len(ids) + 1024:  # dense enough for a table, without sorting
@@ -307,7 +325,11 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
 
 
 def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
-    """Give the names numbers in order of first appearance. Return each name's number, and the count of numbers."""
+    """Give each distinct name a number, in order of first appearance.
+
+    Return each name's number, and the count of numbers. For the error message, `what` says whose ids the names are,
+    and `rows` contains the row of each name.
+    """
     probed = names[:PROBED]
     if len(set(probed)) == len(probed) and len(set(names)) == len(names):  # one row per rollout, not cut into samples
         known: Any = names
@@ -324,7 +346,14 @@ def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
 
 
 def _once(what: str, values: NDArray[Any], rollout: Ints, table: NDArray[Any], ids: Ids) -> NDArray[Any]:
-    """Write each rollout's value, which must be the same in all of its rows, to the table, and return the table.
+    """Write one value per rollout to `table`, and return it. A rollout's value must be the same in all of its rows.
+
+    Args:
+        what: Name of the values, for the error message.
+        values: Value of each row.
+        rollout: Index of each row's rollout in `table`.
+        table: The array to fill, with one entry per rollout.
+        ids: Rollout id of each row, for the error message.
 
     Raises:
         ValueError: If a rollout's rows have different values.

@@ -63,8 +63,8 @@ def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str
     Each role has a separate baseline.
 
     Raises:
-        ValueError: If no rollout was run with branching. A rollout's metrics tell whether it was run with branching,
-            even if it has no branches.
+        ValueError: If there are scored rollouts, but none was run with branching. A rollout's metrics tell whether it
+            was run with branching, even if it has no branches.
     """
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     if scored and not any(rollout.branches or "branches" in rollout.metrics for rollout in scored):

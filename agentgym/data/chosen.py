@@ -112,7 +112,8 @@ def split(
         task = tasks[number]
         if not _is_task(task):
             raise ValueError(
-                f"tasks: number {number} is not a task but {task!r:.60}; write ag.Rows(data, MyTask) for rows"
+                f"tasks: number {number} is not a task but {task!r:.60}; to turn rows into tasks, "
+                "write ag.Rows(data, MyTask)"
             )
         part = _part(shares, seed, content(task) if by is None else key_text(by(task)))
         numbers[part].append(number)
@@ -120,7 +121,7 @@ def split(
             raise ValueError(f"tasks: {wrong}")
     for name, found in numbers.items():
         if not found:
-            raise ValueError(f"{name}: got none of the {len(tasks)} tasks; use another seed, or more tasks")
+            raise ValueError(f"{name}: this part got none of the {len(tasks)} tasks; use another seed, or more tasks")
     return {name: Chosen(tasks, found) for name, found in numbers.items()}
 
 
@@ -140,7 +141,8 @@ def overlap(splits: Mapping[str, Sequence[Task]]) -> str | None:
 def refuse_twice(tasks: Sequence[Task], name: str) -> None:
     """Raise ValueError if two tasks have the same id.
 
-    Such tasks would form one group, and a store would treat them as one task.
+    Such tasks would form one group, and a store would treat them as one task. `name` says in the message whose tasks
+    these are.
     """
     seen: dict[str, int] = {}
     for number in range(len(tasks)):

@@ -35,7 +35,11 @@ def task_fields(task: Task) -> dict[str, Any]:
 
 
 def _raw(value: Any) -> str | dict[str, str]:
-    """Return bytes as text if they are UTF-8, and otherwise in base64, as an object that can't equal any text."""
+    """Return bytes as text if they are UTF-8, and otherwise in base64, as an object that can't equal any text.
+
+    Raises:
+        NotPlainError: For any other value, such as a secret.
+    """
     if not isinstance(value, bytes | bytearray | memoryview):
         raise NotPlainError(f"a {type(value).__name__}")
     try:
@@ -45,7 +49,10 @@ def _raw(value: Any) -> str | dict[str, str]:
 
 
 def _instead(what: str, where: list[Any]) -> str:
-    """Return a phrase that says what is wrong with a field, and what to write instead."""
+    """Return a phrase that says what is wrong with a field, and what to write instead.
+
+    `what` describes the value that has no JSON form, and `where` is the path to it, beginning with the field's name.
+    """
     if "Secret" in what:
         return (
             f"{what} is written as asterisks, so two of them would look the same, and a stored task would lose its "
@@ -116,9 +123,9 @@ def task_of(kind: type[TaskT], fields: Mapping[str, Any]) -> TaskT:
 def refuse_unkept(tasks: Iterable[Task]) -> None:
     """Raise ValueError, naming the field, if a task changes when it is read back from its stored fields.
 
-    Otherwise its rewards would be computed from a different task when its rollouts are rescored. One change is
-    allowed: a field that pydantic excludes and that has no default may be missing. A stored task without it is
-    rejected when it is read, and never scored wrongly.
+    Rescoring the rollouts of such a task would compute their rewards from a different task. One change is allowed: a
+    field that pydantic excludes and that has no default may be missing. A stored task without it is rejected when it
+    is read, so it is never scored wrongly.
     """
     for task in tasks:
         _refuse_unkept(task)
@@ -151,7 +158,11 @@ def _is_left_out(kind: type[Task], error: Mapping[str, Any]) -> bool:
 
 
 def _not_given_back(was: Any, now: Any, *, excluded: bool) -> str:
-    """Return a phrase that says how a field changes when it is read back, and what to write instead."""
+    """Return a phrase that says how a field changes when it is read back, and what to write instead.
+
+    `was` is the value in the task, and `now` the one that was read back. `excluded` says whether pydantic excludes
+    the field.
+    """
     if excluded:
         return (
             "it is excluded, so a stored task has its default, which is a different value; give it no default, or "

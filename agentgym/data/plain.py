@@ -164,7 +164,11 @@ def in_order(items: list[Any]) -> list[Any]:
 
 
 def _mended(value: Any, dumped: Any, raw: Raw) -> Any:
-    """Return pydantic's output for the value, with the parts restored that pydantic loses."""
+    """Return `dumped`, which is pydantic's output for `value`, with some parts replaced.
+
+    Numbers that aren't finite are restored, and sets are sorted. Secrets that pydantic wrote as asterisks are passed
+    to `raw`.
+    """
     if type(value) in (str, int, bool, type(None)):
         return dumped
     if isinstance(value, float) and dumped is None:  # not finite

@@ -90,7 +90,7 @@ class Rows(Sequence[TaskT], Generic[TaskT]):
 
 @contextmanager
 def naming_row(number: int, missing: str = "") -> Iterator[None]:
-    """Turn the error of an invalid row into a one-line ValueError with the row's number and the field.
+    """Turn a row's error in the `with` block into a one-line ValueError with the row's number and the field.
 
     Args:
         number: The row's number.
@@ -110,7 +110,11 @@ def naming_row(number: int, missing: str = "") -> Iterator[None]:
 def _chosen(
     source: RowSource, kind: type[Task], columns: Mapping[str, Column], named: Mapping[str, Column | None]
 ) -> dict[str, Column]:
-    """Return the column of each field: the given one, otherwise the one with the field's name."""
+    """Return the column of each field: the given one, otherwise the one with the field's name.
+
+    `named` contains the columns of `id` and `prompt`, and `columns` those of other fields, by field name. If the
+    column of `id` is None, the result doesn't contain `id`.
+    """
     for name in columns:
         if name in named:
             raise ValueError(f"columns: {name!r} has its own argument; write {name}=...")

@@ -87,7 +87,8 @@ def write_checkpoint(
 def write_step(folder: Path, step: int, files: Mapping[str, bytes], fill: Callable[[Path], Sums] | None = None) -> None:
     """Write one step's folder with these files and their manifest.
 
-    The folder has a hidden name until it is complete.
+    The folder has a hidden name until it is complete. `files` contains the content of each file by its name. `fill`
+    adds more files, as in `write_checkpoint`.
     """
     folder.mkdir(exist_ok=True)
     _sweep(folder)

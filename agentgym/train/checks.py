@@ -90,8 +90,8 @@ class TrainedOnce:
             if self._has(order, number):
                 raise ValueError(
                     f"samples: group {group!r}, position {number} in the task order of {order}, was trained on before; "
-                    "each rollout is trained on only once. To train on a batch again, resume from a checkpoint; if one "
-                    "trainer has a second schedule, give it a different seed"
+                    "each rollout is trained on only once. To train on a batch again, resume from a checkpoint; to "
+                    "train on two schedules of the same tasks, give each a different seed"
                 )
 
     def add(self, samples: Sequence[Sample]) -> None:
@@ -114,7 +114,7 @@ class TrainedOnce:
 
 
 def _join(ranges: list[list[int]], number: int) -> None:
-    """Add a number to the ranges, and merge ranges that become adjacent."""
+    """Add a position to the ranges of a task order (see `TrainedOnce`), and merge ranges that become adjacent."""
     at = bisect([first for first, _ in ranges], number)
     if at and ranges[at - 1][1] == number:
         ranges[at - 1][1] += 1

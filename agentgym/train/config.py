@@ -89,10 +89,10 @@ class TrainConfig:
     unbiased estimates of the divergence's gradient. k3 is the estimator of GRPO, whose gradient is biased.
     """
     importance_sampling: ImportanceSampling = "none"
-    """Importance weight of tokens that another policy sampled. It replaces the clipped ratio, or multiplies it if
-    old_logprobs is trainer. none applies no correction. token and sequence truncate the ratio of the token or of its
-    segment at is_cap. token_mask and sequence_mask set the weight to 0 if that ratio is outside 1/is_cap..is_cap.
-    geometric_mask does so if the segment's mean ratio is outside that range.
+    """Importance weights of tokens that another policy sampled. They replace the clipped ratio or, if old_logprobs is
+    trainer, multiply each token's clipped loss. none applies no correction. token and sequence truncate the ratio of
+    the token or of its segment at is_cap. token_mask and sequence_mask set the weight to 0 if that ratio is outside
+    1/is_cap..is_cap. geometric_mask does so if the segment's mean ratio is outside that range.
     """
     is_cap: Annotated[float, Field(ge=1)] = 2.0
     """Largest importance weight of a token or a sequence, at least 1. The mask settings of importance_sampling accept
@@ -117,8 +117,10 @@ class TrainConfig:
     grad_clip: Above0 = 1.0
     """Maximum gradient norm; a larger gradient is scaled down to it."""
     loss_agg: LossAgg = "token"
-    """Divisor of the loss: token takes the mean over trained tokens, sample over samples, and rollout over rollouts,
-    each with the same weight no matter how many segments it has. A number divides the sum over trained tokens."""
+    """Divisor of the loss. token takes the mean over trained tokens, sample the mean over samples, and rollout the mean
+    over rollouts, in which each rollout has the same weight no matter how many segments it has. With a number, the
+    sum over trained tokens is divided by that number.
+    """
     rollouts_per_minibatch: Positive | None = None
     """Maximum number of rollouts per optimizer step; a rollout's samples stay together. None takes one step for the
     whole batch."""
@@ -150,8 +152,8 @@ class TrainConfig:
     """Device of the trainer: cpu, cuda, cuda:N for one specific GPU, or auto, which picks a GPU if there is one."""
     shard: bool = False
     """Whether to shard the model with FSDP2 even on a single process. Several processes always shard it. A single
-    process also shards it with method full in bfloat16, because FSDP2 rounds the float32 weights for each forward
-    pass.
+    process also shards it with method full in bfloat16: the weights are then stored in float32, and FSDP2 rounds them
+    to bfloat16 for each forward pass.
     """
     replicas: Positive = 1
     """Number of copies of the sharded model (HSDP); must divide the number of processes. Each copy is sharded over
@@ -271,7 +273,7 @@ WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "importance_samplin
     ("sequence_mask", "geometric_mask"), "importance_sampling='token_mask'"
 )
 """Losses and importance weights that need each segment whole in one sample. Each is mapped to a similar setting that
-doesn't, which the error message suggests.
+works without whole segments, which the error message suggests.
 """
 _LORA = ("lora_rank", "lora_alpha", "lora_targets", "rslora", "dora")
 _NO_ADAPTER = "it is a setting of the adapter, but method='full' trains no adapter; set method='lora'"

@@ -120,6 +120,12 @@ class Critic:
         """Take one step of the head on the turns of all ranks.
 
         Returns False, with the head unchanged, if the gradient isn't finite.
+
+        Args:
+            states_MH: Hidden states before this rank's M turns.
+            old_M: Their values before the training step.
+            targets_M: Their returns.
+            count: Number of turns of all ranks, by which the loss is divided.
         """
         loss = value_loss(self._head(states_MH), old_M, targets_M, clip=self._config.value_clip) / count
         weights = list(self._head.parameters())

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from agentgym.hub import gpu_number
 
 APART = timedelta(hours=12)
-"""Longest time for which one process may wait for another at the same step. A process waits while another one runs its
-longest rollouts. If a process dies, torchrun terminates the others.
+"""Longest time for which one process may wait for another in a call that all of them must make. A process waits, for
+example, while another one runs its longest rollouts. If a process dies, torchrun terminates the others.
 """
 WORKERS_END_S = 10.0
 """Maximum number of seconds to wait, after the group is closed, for the threads of gloo (torch's CPU communication) to

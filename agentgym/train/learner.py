@@ -139,7 +139,10 @@ class Learner:
         return Critic(self.policy, self.config, self.ranks, seed=self._seed)
 
     def _usage(self, samples: Sequence[Sample], seconds: float) -> dict[str, float]:
-        """Return the GPU memory and utilization metrics of this rank."""
+        """Return metrics of the memory of this rank's GPU and of the utilization of all ranks' GPUs.
+
+        `samples` are the samples that all ranks together trained on in `seconds`.
+        """
         lengths, device = [len(sample) for sample in samples], self.ranks.device
         return memory_metrics(device) | mfu_metrics(
             self.policy.causal,
@@ -162,7 +165,7 @@ class Learner:
             self._kept = None
 
     def _agree(self, samples: Sequence[Sample], returns: Mapping[SampleKey, Floats] = MappingProxyType({})) -> None:
-        """Raise ValueError on every rank if the ranks have different samples.
+        """Raise ValueError on every rank if the ranks have different samples, or different returns for the critic.
 
         Otherwise the ranks would hang, or would average the gradients of different steps.
         """
@@ -189,6 +192,11 @@ class Learner:
 
         The result is empty if these aren't needed: with old_logprobs="engine", and for the first mini-batch of a
         call, whose own forward passes compute them.
+
+        Args:
+            step: Index of the mini-batch in the call.
+            samples: The samples of the mini-batch.
+            plan: This rank's micro-batches of these samples.
         """
         found: list[Tensor] = []
         if self.config.old_logprobs == "engine" or not step:
@@ -200,7 +208,10 @@ class Learner:
         return found
 
     def _keep(self, chosen: list[Sample], micro_batch: Indices, logprobs_BR: Tensor, *, moved: bool) -> None:
-        """Store a micro-batch's log-probabilities if the caller wants them and the micro-batch isn't padding."""
+        """Store a micro-batch's log-probabilities if the caller wants them and the micro-batch isn't padding.
+
+        `chosen` contains the samples of the micro-batch. `moved` is stored with each (see `ScoredSample.moved`).
+        """
         if self._kept is not None and micro_batch:
             self._kept.add(chosen, logprobs_BR, moved=moved)
 
@@ -239,7 +250,11 @@ class Learner:
         old: list[Tensor],
         objective: Objective,
     ) -> Forward:
-        """Run one forward and backward pass, and return its report."""
+        """Run one forward and backward pass, and return its report.
+
+        `number` is the micro-batch's index in the optimizer step, and `step` that step's index in the call. `samples`
+        are those of the mini-batch, and `old` is the result of `_old_logprobs`.
+        """
         chosen, batch = self._batch(samples, micro_batch)
         reference_BR = self._reference(batch) if self.config.kl_coef else None
 
@@ -266,7 +281,10 @@ class Learner:
         )
 
     def _batch(self, samples: list[Sample], micro_batch: Indices) -> tuple[list[Sample], Batch]:
-        """Return a micro-batch's samples and tensors. For padding, use the shortest sample, but don't train on it."""
+        """Return a micro-batch's samples and tensors.
+
+        An empty micro-batch is padding. It gets the shortest sample of the mini-batch, but doesn't train on it.
+        """
         chosen = [samples[i] for i in micro_batch] or [min(samples, key=len)]
         return chosen, self._collate(chosen, masked=not micro_batch)
 
@@ -301,13 +319,21 @@ class Learner:
             )
 
     def _old(self, old: list[Tensor], number: int, logprobs_BR: Tensor) -> Tensor | None:
-        """Return the log-probabilities for the denominator of a micro-batch's ratio, or None to use the engine's."""
+        """Return the log-probabilities for the denominator of a micro-batch's ratio, or None to use the engine's.
+
+        `old` is the result of `_old_logprobs`, and `number` the micro-batch's index in it. If `old` is empty, the
+        denominator is `logprobs_BR` without its gradient.
+        """
         if self.config.old_logprobs == "engine":
             return None
         return old[number] if old else logprobs_BR.detach()
 
     def _sequences(self, samples: list[Sample], plan: list[Indices], old: list[Tensor]) -> dict[str, float]:
-        """Return the log of each rollout's sequence ratio, computed over all ranks and micro-batches."""
+        """Return the log of each rollout's sequence ratio by rollout id, computed over all ranks and micro-batches.
+
+        The sequence ratio is the geometric mean of the ratios of the rollout's trained tokens. `old` is the result of
+        `_old_logprobs`.
+        """
         found = []
         for number, micro_batch in enumerate(plan):
             chosen, batch = self._batch(samples, micro_batch)

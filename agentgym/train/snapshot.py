@@ -101,7 +101,10 @@ class Snapshot:
 
 
 def _remove_parts(folder: Path, but: Path | None = None) -> None:
-    """Remove parts that were never assembled into a checkpoint, including those of processes that died."""
+    """Remove parts that were never assembled into a checkpoint, including those of processes that died.
+
+    Keep the folder `but`.
+    """
     for left in folder.glob(".parts-*"):
         if left != but:
             shutil.rmtree(left, ignore_errors=True)
@@ -210,7 +213,7 @@ class PartsReader(FileSystemReader):
         try:
             found = _Unpickler(io.BytesIO(content)).load()
             if not isinstance(found, Metadata):
-                raise ValueError(f"it must be Metadata, got {type(found).__name__}")
+                raise ValueError(f"it must contain torch's Metadata, got {type(found).__name__}")
             for key, said in found.state_dict_metadata.items():
                 if not isinstance(said, TensorStorageMetadata):
                     raise ValueError(f"{key!r:.200} is not a tensor")
@@ -266,7 +269,10 @@ def _write_part(parts: Path, rank: int, part: Mapping[str, Tensor]) -> None:
 
 
 def _put_together(parts: Path, world: int, fresh: Path) -> Sums:
-    """Move all ranks' parts into their checkpoint's folder, and return the sizes and checksums of all files."""
+    """Move all ranks' parts into their checkpoint's folder, and return the sizes and checksums of all files.
+
+    `parts` is the folder to which the `world` ranks write their parts, and `fresh` the folder of the checkpoint.
+    """
     said = [parts / f"rank-{rank}.json" for rank in range(world)]
     _wait(parts, said)
     sums: Sums = {}
@@ -282,6 +288,8 @@ def _put_together(parts: Path, world: int, fresh: Path) -> Sums:
 
 def _wait(parts: Path, said: list[Path]) -> None:
     """Wait until every rank has written the file that marks its part as complete (`rank-0.json`).
+
+    `parts` is the folder of all parts, and `said` contains the path of each rank's file.
 
     Raises:
         TimeoutError: If nothing is written to any part for STILL_S seconds.
@@ -300,7 +308,10 @@ def _wait(parts: Path, said: list[Path]) -> None:
 
 
 def _placed(part: Metadata, place: str) -> Metadata:
-    """Return the metadata of one rank's part, with file names relative to the parent folder."""
+    """Return the metadata of one rank's part, with file names relative to the parent of the part's folder.
+
+    `place` is the name of the part's folder.
+    """
     moved = {
         index: replace(where, relative_path=f"{place}/{where.relative_path}")
         for index, where in part.storage_data.items()

@@ -153,7 +153,7 @@ class Trainer:
         """Train on the samples, with one optimizer step per mini-batch of rollouts.
 
         A gradient that isn't finite is not applied: the step is counted in `train/skipped_steps`, and a
-        RuntimeWarning names the rollouts that caused it. The other metrics cover only the steps that were taken. A
+        RuntimeWarning names the rollouts that caused it. Most other metrics cover only the steps that were taken. A
         mini-batch without a trained token takes no step either: it is counted in `train/untrained_steps`, with a
         RuntimeWarning. An empty batch takes no step. Cancelling the call doesn't stop the step.
 

@@ -81,7 +81,7 @@ def test_an_id_or_content_in_two_parts_is_an_error_that_names_it() -> None:
         ({"train": 1.0}, "shares: pass two or more"),
         ({"train": 0.9, "test": 0.2}, "got train=0.9, test=0.2"),
         ({"train": 1.0, "test": 0.0}, "shares: pass two"),
-        ({"train": 0.999, "test": 0.001}, "^test: got none of the 3 tasks"),
+        ({"train": 0.999, "test": 0.001}, "^test: this part got none of the 3 tasks"),
     ],
 )
 def test_invalid_shares_are_refused(shares: dict[str, float], why: str) -> None:
@@ -91,7 +91,9 @@ def test_invalid_shares_are_refused(shares: dict[str, float], why: str) -> None:
 
 def test_rows_that_are_not_tasks_are_refused_with_how_to_convert_them() -> None:
     rows: Any = [{"id": 1, "prompt": "x"}]
-    with pytest.raises(ValueError, match=r"number 0 is not a task but .*; write ag\.Rows\(data, MyTask\)"):
+    with pytest.raises(
+        ValueError, match=r"number 0 is not a task but .*; to turn rows into tasks, write ag\.Rows\(data, MyTask\)"
+    ):
         ag.split(rows, train=0.5, test=0.5)
 
 

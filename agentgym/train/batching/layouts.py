@@ -173,7 +173,10 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
 
 
 def _trained_tokens(samples: Sequence[Sample], mask: Bools, width: int) -> Ints:
-    """Return each trained token's index in the flattened block, in which every response ends at the end of its row."""
+    """Return each trained token's index in the flattened block, in which every response ends at the end of its row.
+
+    `mask` tells for all response tokens, sample by sample, whether they are trained. `width` is the length of a row.
+    """
     response_B = np.array([len(sample.response_ids) for sample in samples])
     stop_B = response_B.cumsum()
     row_stop_B = np.arange(1, len(samples) + 1) * width

@@ -59,8 +59,8 @@ def _by_tokens(lengths: Ints, costs: NDArray[np.float64], ranks: int, tokens: in
 def _even_fit(sizes: Ints, budget: int, others: int, ranks: int) -> list[Indices]:
     """Pack the items with `best_fit`, under about the smallest budget that needs no more bins per rank.
 
-    Each rank computes the same number of bins, including the `others`, which are already packed. Returns the bins as
-    indices into `sizes`.
+    Each rank computes the same number of bins, so `others`, the number of bins that are already packed, counts too.
+    Returns the new bins as indices into `sizes`.
     """
     bins = best_fit(sizes, budget)
     most = next_multiple(others + len(bins), ranks) - others
@@ -78,7 +78,8 @@ def _even_fit(sizes: Ints, budget: int, others: int, ranks: int) -> list[Indices
 def _longest_first(samples: Indices, key: NDArray[np.float64] | Ints, count: int, size: int) -> list[Indices]:
     """Put each sample, largest key first, into the bin whose keys have the smallest sum.
 
-    A bin gets at most `size` samples. There are `count` bins, or one per sample if there are fewer samples.
+    A sample's key is its cost or its length. A bin gets at most `size` samples. There are `count` bins, or one per
+    sample if there are fewer samples.
     """
     keys = key.tolist()
     loads: list[tuple[float, int]] = [(0, number) for number in range(min(count, len(samples)))]
@@ -116,10 +117,10 @@ def _evened(bins: list[Indices], costs: NDArray[np.float64], lengths: Ints, rank
 def _swap(high: Indices, low: Indices, costs: NDArray[np.float64], lengths: Ints, limit: Limit) -> bool:
     """Bring the costs of two bins as close together as one swap of two samples, or one move of a sample, can.
 
-    `high` is the costlier bin. Let d be the cost of the sample from `high` minus that of the sample from `low`, or 0
-    without one. A swap moves the cost d from `high` to `low`. If d is between 0 and the gap between the two bins, the
-    costlier bin becomes cheaper. If d = gap / 2, the bins become equal. Returns False, with nothing changed, if no
-    swap within the limit helps.
+    `high` is the costlier bin. Let d be the cost by which it gets cheaper and `low` gets costlier: the cost of the
+    sample that leaves `high`, minus that of the sample that leaves `low`, if there is one. If d is between 0 and the
+    gap between the two bins, the costlier bin becomes cheaper. If d = gap / 2, the bins become equal. Returns False,
+    with nothing changed, if no swap or move within the limit helps.
     """
     gap = float(costs[high].sum() - costs[low].sum())
     tokens = limit.tokens or int(lengths.sum())

@@ -38,7 +38,8 @@ def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
 def _even_spans(tokens: list[int], costs: list[float], ranks: int, limit: Limit) -> list[Span]:
     """Cut the sorted samples into spans within the limit, with the costliest span as cheap as possible.
 
-    There are at most as many spans as the limit requires, rounded up to a multiple of `ranks`.
+    There are at most as many spans as the limit requires, rounded up to a multiple of `ranks`. `tokens` and `costs`
+    contain one number for each sample.
     """
     spans = _cut(tokens, costs, limit, float("inf"))
     count = next_multiple(len(spans), ranks)
@@ -54,7 +55,10 @@ def _even_spans(tokens: list[int], costs: list[float], ranks: int, limit: Limit)
 
 
 def _cut(tokens: list[int], costs: list[float], limit: Limit, most: float) -> list[Span]:
-    """Cut the sorted samples into spans that are within the limit and cost at most `most` each."""
+    """Cut the sorted samples into spans that are within the limit and cost at most `most` each.
+
+    A sample that exceeds either alone gets a separate span. `tokens` and `costs` contain one number for each sample.
+    """
     spans, start = [], 0
     while start < len(tokens):
         size = min(limit.samples or len(tokens), most // costs[start])

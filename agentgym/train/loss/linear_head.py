@@ -45,7 +45,10 @@ def linear_logprobs(
 
 
 def kept_rows(layer: Layer) -> int:
-    """Return how many tokens' logits are in memory at once: as many as fit in 112 MiB on a CPU, 512 MiB on a GPU."""
+    """Return how many tokens' logits are in memory at once: as many as fit in 112 MiB on a CPU, 512 MiB on a GPU.
+
+    There are at least 64, unless `layer.rows` is smaller, and at most `layer.rows`.
+    """
     elements = 28 * 2**20 if layer.weight_VH.device.type == "cpu" else 128 * 2**20
     return min(max(64, elements // len(layer.weight_VH)), layer.rows)
 
@@ -60,11 +63,16 @@ class _Found:
     others_N: Tensor
     slope_NH: Tensor | None
     expected_N: Tensor
-    """Predicted gradient of each log-probability, which the output layer's gradient already includes."""
+    """Predicted gradient of each log-probability, from which the output layer's gradient was computed in the forward
+    pass.
+    """
 
     @classmethod
     def empty(cls, states_NH: Tensor, *, entropy: bool, slope: bool) -> "_Found":
-        """Return empty tensors for all tokens. Slopes and predicted gradients are 0 until they are computed."""
+        """Return zeros for all tokens, which are replaced as the results are computed.
+
+        `entropy` and `slope` say whether the results include entropies and slopes.
+        """
         logprobs_N, log_z_N, others_N, expected_N = states_NH.new_zeros((4, len(states_NH)), dtype=torch.float32)
         return cls(
             logprobs_N=logprobs_N,

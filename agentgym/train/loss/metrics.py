@@ -29,9 +29,16 @@ class Forward:
 
 
 def step_metrics(forwards: Sequence[Forward], norms: Sequence[float], config: TrainConfig) -> dict[str, float]:
-    """Return the metrics over all ranks and over the optimizer steps that were taken.
+    """Return the metrics of a training call over all ranks, by their names in the log.
 
-    If no step was taken, the metrics are over all steps.
+    They cover the optimizer steps that were taken or, if none was taken, all steps. But the share of padding and the
+    numbers of micro-batches and of unique tokens always cover all steps, and the largest gap to the engine's
+    log-probabilities is that of the first step. If no step was taken, the number of trained tokens is 0.
+
+    Args:
+        forwards: The reports of all ranks' forward passes.
+        norms: Norm of the gradient in each optimizer step.
+        config: The settings of the trainer.
     """
     finite = {step for step, norm in enumerate(norms) if math.isfinite(norm)}
     steps = finite or set(range(len(norms)))

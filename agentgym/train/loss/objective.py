@@ -78,6 +78,11 @@ class Objective:
         In a `TokenLoss`, each token's gradient depends only on that token's log-probability, which ratios over a
         segment (`WHOLE_SEGMENTS`) make impossible. A token whose advantage is 0 gets a gradient only from the
         divergence.
+
+        Args:
+            batch: The micro-batch.
+            loss: Returns the micro-batch's term of the loss and its metrics, given log-probabilities and entropies
+                ([B, R]).
         """
         config = self.config
         if config.loss in WHOLE_SEGMENTS or config.importance_sampling in WHOLE_SEGMENTS:

@@ -120,7 +120,10 @@ def _mask(*_: Any, mask_function: MaskFunction, **__: Any) -> RowMask:
     """Return a layer's mask as a `RowMask`. transformers calls this, with its own signature, when it creates masks."""
     row = current_row()
     if row is None:
-        raise ValueError("layout: the model does not receive a row of samples; use layout padded")
+        raise ValueError(
+            "layout: the model created an attention mask outside the forward pass over a row of samples; use "
+            "layout padded"
+        )
     return RowMask(row, mask_function)
 
 
@@ -219,7 +222,10 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> list[
 
 
 def _weigh(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scores: _Scores) -> Tensor:
-    """Compute attention without a fused kernel, because no fused CPU kernel supports capped scores or sinks."""
+    """Compute attention without a fused kernel, because no fused CPU kernel supports capped scores or sinks.
+
+    `seen` ([queries, keys]) is true where the query attends to the key.
+    """
     scale = 1 / math.sqrt(query.shape[-1]) if scores.scale is None else scores.scale
     score = query @ key.transpose(2, 3) * scale
     if scores.softcap is not None:

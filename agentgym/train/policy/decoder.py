@@ -101,7 +101,11 @@ def _each(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _rotary_by_sample(forward: Forward, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute the rotary positions of each sample as if it were alone."""
+    """Compute the rotary positions of each sample as if it were alone, with the module's own `forward`.
+
+    Raises:
+        ValueError: If the samples share tokens in a tree.
+    """
     row = current_row()
     if row is not None and row.runs.keys is not None:
         raise ValueError(

@@ -94,7 +94,13 @@ def _from_the_first(
     load: Callable[..., PolicyModel],
     empty: Callable[[], PolicyModel],
 ) -> PolicyModel:
-    """Build an empty policy on each rank, shard it, and fill it with the weights, which only rank 0 loads."""
+    """Build an empty policy on each rank, shard it, and fill it with the weights, which only rank 0 loads.
+
+    `load` returns the policy with its weights, and `empty` the one without. `path` is only for the error message.
+
+    Raises:
+        ValueError: On all ranks, if rank 0 can't load the policy.
+    """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     source, error = None, ""
@@ -206,7 +212,7 @@ def _layers(policy: PolicyModel, setting: str) -> Any:
     if not layers:
         raise ValueError(
             f"{setting}: {policy.causal.config.model_type} has no list of its {count} decoder layers; train it on one "
-            "process with gradient_checkpointing=False and shard=False, and a whole model with dtype float32"
+            "process with gradient_checkpointing=False and shard=False, and with method='full' also dtype='float32'"
         )
     return layers[0]
 

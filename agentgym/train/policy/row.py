@@ -19,8 +19,8 @@ MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 the key.
 """
 CHECKED = 64
-"""Maximum number of depths in a row for which `Row.starts` also checks its result against a layer's mask pair by
-pair.
+"""Maximum number of depths in a row up to which `Row.starts` also compares its result with the layer's mask for every
+pair of depths.
 """
 
 
@@ -142,7 +142,8 @@ class Row:
             whole = torch.equal(shows(queries.reshape(-1), keys.reshape(-1)), stretch.reshape(-1))
         if not whole:
             raise ValueError(
-                "layout: a layer's mask allows a token to attend to more than an unbroken range of the last tokens"
+                "layout: a layer's mask must let a token attend to itself and an unbroken range of tokens right before "
+                "it, and to no others"
             )
         starts: Ints = low.cpu().numpy()
         return starts if starts.any() else None

@@ -173,7 +173,7 @@ def test_a_mask_that_is_not_an_unbroken_range_of_last_tokens_is_refused() -> Non
         lambda _b, _h, query, key: key <= query + 1,
         lambda _b, _h, query, key: (key <= query) & (key % 2 == query % 2),
     ):
-        with pytest.raises(ValueError, match="more than an unbroken range of the last tokens"):
+        with pytest.raises(ValueError, match="an unbroken range of tokens right before it, and to no others"):
             row.starts(mask)
 
 
