@@ -110,8 +110,8 @@ def refuse_strangers(own: Mapping[str, torch.Size], saved: Mapping[str, torch.Si
     odd += sorted(name for name in own.keys() & saved.keys() if own[name] != saved[name])
     if odd:
         raise ValueError(
-            f"checkpoint: {odd[0]} and {len(odd) - 1} others don't match the weights that are trained here; resume "
-            "with the model and the settings that it was written with"
+            f"checkpoint: its weights don't match those that are trained here ({len(odd)} differ, such as {odd[0]}); "
+            "resume with the model and the settings that it was written with"
         )
 
 

@@ -58,10 +58,12 @@ def find_targets(model: Any, targets: tuple[str, ...]) -> Targets:
     for name in sorted(asked & _ends(model).keys() - names):
         raise ValueError(f"lora_targets: {name} is {_ends(model)[name]}, which can't have an adapter; leave it out")
     if asked - known or not targets:
+        choices = (
+            f"choose from {', '.join(sorted(known))}, or use only {ALL_LINEAR}" if known else f"use only {ALL_LINEAR}"
+        )
         raise ValueError(
             f"lora_targets: {', '.join(sorted(asked - known)) or 'an empty list'} matches no linear layer of this model"
-            f"{f' that {ALL_LINEAR} leaves out' if everything else ''}; "
-            f"choose from {', '.join(sorted(names))}, or use only {ALL_LINEAR}"
+            f"{f' that {ALL_LINEAR} leaves out' if everything else ''}; {choices}"
         )
     if EXPERTS in targets and not stacked:
         raise ValueError(
