@@ -127,7 +127,10 @@ ALSO_CALLED: Mapping[str, str] = {
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion for an unknown name: the closest known one, or otherwise all of them."""
+    """Return a suggestion for an unknown name: the most similar of the known names, or all of them if none is similar.
+
+    The result is a phrase for an error message. A name in `ALSO_CALLED` suggests its name here.
+    """
     names = sorted(set(known))
     if (ours := ALSO_CALLED.get(name)) in names:
         return f"did you mean {ours!r}?"
@@ -136,16 +139,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def checked_dataclass(**options: Any) -> Callable[[C], C]:
-    """Turn a class into a config: a dataclass with these options, whose fields pydantic validates.
+    """Return a decorator that turns a class into a config: a dataclass whose fields pydantic validates.
 
-    Each field must get a value of its type and within its bounds, also in `dataclasses.replace`. Otherwise, a
-    ValueError names the field and the accepted values. Types are exact: True isn't a number, and neither is text. There
-    are two exceptions: an integer becomes a float if the field is a float, and a field's type may accept more (`Folder`
-    accepts text). An unknown field raises a TypeError that suggests the intended one. If a class in the config's
-    `ELSEWHERE` has the intended field, the message names that class.
+    Creating a config, also with `dataclasses.replace`, requires a value of the right type and within the bounds for
+    each field. Otherwise, a ValueError names the field and the accepted values. Types are exact: True isn't a number,
+    and neither is text. There are two exceptions: a float field converts an integer, and some field types accept
+    other types, too (`Folder` accepts text).
+
+    An unknown field raises a TypeError that suggests the intended one. A config may list other classes in a class
+    variable `ELSEWHERE`: if one of them has the unknown field, the message names that class.
 
     Args:
-        options: The options of the dataclass.
+        options: Further options of the dataclass decorator, such as `kw_only`.
     """
     made = dataclass(config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"), **options)
 
@@ -170,7 +175,15 @@ def checked_dataclass(**options: Any) -> Callable[[C], C]:
 
 
 def _refuse_fields_as_attributes(base: Any, cls: Any) -> None:
-    """Raise TypeError if a plain subclass of a config sets a field as a class attribute, which would be ignored."""
+    """Raise TypeError if a subclass of a config sets one of the config's fields as a class attribute.
+
+    Such an attribute would be ignored, because the subclass isn't a dataclass itself and inherits the config's
+    `__init__`.
+
+    Args:
+        base: The config.
+        cls: The class of the object that is being created: the config or a subclass of it.
+    """
     below = cls.__mro__[: cls.__mro__.index(base)]
     for name in (field.name for field in fields(base) if any(field.name in vars(each) for each in below)):
         raise TypeError(
@@ -186,7 +199,15 @@ else:
 
 
 def _refusal(cls: Any, given: Mapping[str, Any], errors: list[ErrorDetails]) -> TypeError | ValueError:
-    """Return the error for an invalid config, about an unknown field or else about the first invalid field."""
+    """Return the error to raise for the invalid arguments of a config.
+
+    It is about an unknown field if there is one, and otherwise about the first invalid field.
+
+    Args:
+        cls: The config.
+        given: The arguments by field name.
+        errors: What pydantic found wrong with them.
+    """
     first = min(errors, key=lambda error: error["type"] != "unexpected_keyword_argument")
     if not first["loc"]:  # from the config's own check, which names the field
         return ValueError(first["msg"].removeprefix("Value error, "))
@@ -237,8 +258,14 @@ def require_instance(name: str, value: object, owner: type) -> None:
 def what_to_give(name: str, value: Any, errors: list[ErrorDetails]) -> str:
     """Return the error message for a field: the path inside it, the expected value there, and the actual one.
 
-    For a union, the message names the expectations of those alternatives that matched the value furthest. For a
-    mapping, it shows only the invalid value, because the other values may be secrets.
+    If the field accepts several types, each of them has its own errors. The message then names only the expectations
+    of the types whose errors are nested deepest in the value. If the value is a mapping, the message shows only its
+    invalid entry, because the other entries may be secrets.
+
+    Args:
+        name: The field.
+        value: The value that was given for it.
+        errors: What pydantic found wrong with the value.
     """
     depth = max(len(error["loc"]) for error in errors)
     furthest = [error for error in errors if len(error["loc"]) == depth]

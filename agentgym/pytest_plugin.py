@@ -102,7 +102,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the transcripts of its last rollouts to the report of a failed test, each as a separate section."""
+    """Add the transcripts of a failed test's last rollouts to its report, each as a separate section."""
     report = yield
     if report.failed:
         played = item.config.stash[PLAYED]
@@ -132,7 +132,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Watch the asyncio tasks of a test with `no_leaks`, and fail a test that forgot to await `check_env`."""
+    """Fail a test that forgot to await `check_env`.
+
+    In an async test with the fixture `no_leaks`, also watch the asyncio tasks.
+    """
     forgotten()
     watch = item.stash.get(WATCH, None)
     if watch is None or not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(item.obj):
@@ -153,7 +156,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _seeing_tasks(test: Callable[..., Any], watch: LeakWatch) -> Callable[..., Any]:
-    """Wrap an async test so that the watch sees the asyncio tasks in its event loop before and after the test."""
+    """Wrap an async test so that `watch` sees the asyncio tasks in the test's event loop before and after the test."""
 
     @functools.wraps(test)
     async def seen(*args: Any, **kwargs: Any) -> Any:

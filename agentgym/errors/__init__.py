@@ -61,7 +61,9 @@ class PolicyContentError(ToolError):
     """
 
     counted: ClassVar[str] = "policy_content"
-    """The metric that counts such rewards, and the stop reason of a rollout whose step raised it."""
+    """Name of the metric that counts the reward methods that raised this error, and stop reason of a rollout whose step
+    raised it.
+    """
 
 
 class ModelLimitError(PolicyContentError):
@@ -124,12 +126,12 @@ def must_pass(error: BaseException) -> bool:
 
 
 def alone(error: BaseException) -> BaseException:
-    """Return the one error that an exception group stands for; return any other error unchanged.
+    """Return the error that best represents an exception group; return any other error unchanged.
 
-    That is the group's first agentgym error that isn't a ToolError. Without one, it is the group's only error, or the
-    first error if all are PolicyContentErrors. Any other group is returned unchanged, and so is one for which
-    `must_pass` is true. An engine or a sandbox that fails in an `asyncio.TaskGroup` of the user's code therefore still
-    counts as a failure of the engine or the sandbox.
+    For a group, including the groups nested in it, that is the first agentgym error that isn't a ToolError. If there
+    is none, it is the group's only error, or the first one if all are PolicyContentErrors. Any other group is
+    returned unchanged, and so is a group for which `must_pass` is true. An engine or a sandbox that fails in an
+    `asyncio.TaskGroup` of the user's code therefore still counts as a failure of the engine or the sandbox.
     """
     if not isinstance(error, BaseExceptionGroup) or must_pass(error):
         return error
@@ -180,12 +182,15 @@ def _running_task() -> "asyncio.Task[Any] | None":
 
 
 class boundary:
-    """Context manager that converts exceptions of other code to `kind`, chained and with `where` in the message.
+    """Context manager around calls of code that isn't agentgym's; raises that code's exceptions as a `kind` of error.
 
-    agentgym's own errors propagate unchanged, but get `where` set if it is empty. Exceptions for which `must_pass` is
-    true also propagate unchanged. A ToolError outside of a tool is converted, and so is any other exception that isn't
-    an Exception. If `kind` is EnvError and the machine ran out of something, the exception becomes a MachineError
-    instead (`of_machine`).
+    The new error has the exception as its cause, and its message starts with `where`. If `kind` is EnvError and the
+    machine has run out of threads, processes or file descriptors, a MachineError is raised instead (`of_machine`).
+
+    Two kinds of exceptions aren't converted: those for which `must_pass` is true, and agentgym's own errors other
+    than ToolError, whose attribute `where` is set if it is empty. All others are converted, including a ToolError
+    outside of a tool and exceptions that aren't subclasses of Exception. An exception group is treated as the error
+    that `alone` returns for it.
     """
 
     __slots__ = ("kind", "where")
@@ -204,9 +209,10 @@ class boundary:
         return False
 
     def cross(self, error: BaseException) -> None:
-        """Re-raise the error as this boundary's type; return if the caller should re-raise it unchanged.
+        """Raise the error that `error` is converted to; return if it isn't converted, so that the caller re-raises it.
 
-        Meant for `except BaseException as error: edge.cross(error); raise`, which costs nothing if nothing is raised.
+        In code that runs often, `except BaseException as error: edge.cross(error); raise`, where `edge` is a
+        boundary, replaces `with edge:` and costs nothing if nothing is raised.
         """
         given, error = error, alone(error)
         if isinstance(error, AgentGymError) and not isinstance(error, ToolError):
@@ -240,7 +246,10 @@ class Failure:
 
     @classmethod
     def of(cls, error: AgentGymError) -> Self:
-        """Return a record of an error with its notes and traceback, as encodable text."""
+        """Return the record of an error: its message with its notes, and its traceback.
+
+        Lone surrogates in them are escaped (`encodable`).
+        """
         said = "; ".join([str(error), *getattr(error, "__notes__", ())])
         return cls(
             type=next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__),
@@ -254,9 +263,10 @@ class Failure:
 
 
 def _traceback_of(error: AgentGymError) -> str:
-    """Return the traceback from the user's first line on.
+    """Return the traceback of the error's cause or of the error itself, from the first line of the user's code on.
 
-    It is the cause's, or else the error's own. If neither has a line of the user's code, it is all of the cause's.
+    The cause's is preferred. If neither has a line of the user's code, return the cause's whole traceback without
+    agentgym's own lines at the top, or "" if there is no cause.
     """
     cause = error.__cause__
     if cause is None:

@@ -8,11 +8,12 @@ _DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def exhausted(error: BaseException) -> str | None:
-    """Return the resource that the machine has run out of, if that caused the error and agentgym can't get more either.
+    """Return the resource that the machine has run out of, if its lack caused the error and still lasts.
 
-    The error alone doesn't tell whose fault it is: code that opens as many files as a model asked for reaches the limit
-    by itself, and has closed them again by the time of this check. Memory and disk space are not checked, because a
-    tool uses as much of them as its arguments ask for.
+    To find out whether it lasts, this tries to start a thread or to open a file. The error alone doesn't tell whose
+    fault it is: code that opens as many files as a model asked for reaches the limit by itself, and has closed them
+    again by the time of this check. Memory and disk space are not checked, because a tool uses as much of them as its
+    arguments ask for.
 
     Returns:
         A phrase for the message, or None if the error has another reason.

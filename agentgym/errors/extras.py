@@ -88,8 +88,12 @@ class needs_extra:
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package whose names are listed in its `__init__.pyi`.
 
-    A module is imported when one of its names is first used; if it needs an optional package that isn't installed, the
-    error says how to install it.
+    A module is imported when one of its names is first used; if it needs an optional package that isn't installed,
+    the error says how to install it.
+
+    Args:
+        package: The package's `__name__`.
+        file: The package's `__file__`, which has the `.pyi` next to it.
     """
     load, listed, names = lazy_loader.attach_stub(package, file)
 

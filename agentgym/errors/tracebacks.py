@@ -42,7 +42,11 @@ def place_of_function(function: Callable[..., Any]) -> str:
 
 
 def place_of_frame(frame: FrameType) -> str:
-    """Return the user's line that is running, as "my_env.py:12 in look", or the frame's own line without one."""
+    """Return the line at which a frame is, as "my_env.py:12 in look".
+
+    If the frame isn't in the user's code, return the line of the nearest calling frame that is. If none is, return
+    the frame's own line.
+    """
     inner: FrameType | None = frame
     while inner is not None and not _is_users(inner.f_code.co_filename):
         inner = inner.f_back
@@ -51,7 +55,9 @@ def place_of_frame(frame: FrameType) -> str:
 
 
 def holder_of(frames: Sequence[FrameType]) -> str:
-    """Return the name of the function that agentgym called and that is running, such as "Env.look".
+    """Return the name of the user's function that a running stack is in, such as "Env.look".
+
+    If user functions call each other, the one that agentgym called is named.
 
     Args:
         frames: The frames of the stack, the innermost first. If none of them is the user's, the innermost function is
@@ -101,9 +107,12 @@ def describe(error: BaseException) -> str:
 
 
 def users_traceback(error: BaseException, *, or_all: bool = False) -> str:
-    """Return the traceback of an error and its causes as text, without the frames above the user's first one.
+    """Return the traceback of an error and its causes as text, starting at the user's first frame.
 
-    If no frame is the user's, return "", or with `or_all` all frames except agentgym's own at the top.
+    Args:
+        error: The error.
+        or_all: What to return if no frame is the user's: False returns "", and True returns all frames except
+            agentgym's own at the top.
     """
     made = TracebackException.from_exception(error, compact=True)
     parts = list(_parts(made))
@@ -123,7 +132,7 @@ def encodable(text: str) -> str:
 
 
 def _parts(made: TracebackException) -> Iterator[TracebackException]:
-    """Yield a traceback, those of its causes and contexts, and those of the errors in a group."""
+    """Yield a traceback, the tracebacks of its causes and contexts, and those of the errors in an exception group."""
     found: list[TracebackException | None] = [made]
     while found:
         if (part := found.pop()) is not None:

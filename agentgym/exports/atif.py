@@ -167,7 +167,9 @@ def _said(segment: Segment) -> Sequence[Message]:
 def _add(steps: list[dict[str, Any]], message: Message, *, copied: bool) -> None:
     """Append a message that isn't a turn.
 
-    A tool's message becomes a result of the previous step, and any other message a separate step.
+    A tool's message becomes a result of the previous step, and any other message a separate step. If the previous
+    step is neither the agent's nor already has results, or if there is none, an empty step of the system carries the
+    result.
     """
     if message["role"] != "tool":
         steps.append({"step_id": 0, **step_of(message), **({"is_copied_context": True} if copied else {})})

@@ -127,7 +127,16 @@ def below(path: Path, folder: Path, name: str) -> Path:
 
 
 def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, Any]:
-    """Return a file's document as stored, after checking it. `folder` is passed to `opened` as `within`."""
+    """Return a file's document as stored, after checking it.
+
+    Args:
+        path: The file.
+        folder: The folder that a symbolic link must not lead out of; None lets links lead anywhere.
+        allowance: Limit on the bytes read, to which the file counts.
+
+    Raises:
+        ValueError: If the file can't be read, or isn't a trajectory.
+    """
     try:
         size = size_of(path, within=folder)
         allowance.take(path, size)
@@ -143,7 +152,16 @@ def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str,
 
 
 def loaded(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, Any]:
-    """Return a file's checked document with its images inserted; the file and the images count toward the allowance."""
+    """Return a file's checked document with its images inserted.
+
+    Args:
+        path: The file.
+        folder: The folder that a symbolic link must not lead out of; None lets links lead anywhere.
+        allowance: Limit on the bytes read, to which the file and the images count.
+
+    Raises:
+        ValueError: If the file or an image can't be read, or the file isn't a trajectory.
+    """
     found = _checked(path, folder, allowance)
     try:
         put_back(found, path.parent, allowance)

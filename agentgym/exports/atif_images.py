@@ -102,7 +102,9 @@ def _read(part: Mapping[str, Any], files: _Files) -> Any:
     if not isinstance(name, str) or not name:
         raise ValueError("an image has no source.path, which must name its file")
     if "://" in name:
-        raise ValueError(f"source.path: {name!r:.200} is not fetched; download it and name the file")
+        raise ValueError(
+            f"source.path: {name!r:.200} is a URL, which is not fetched; download the image and name its file"
+        )
     try:
         made = files.part(name)
     except OSError as error:

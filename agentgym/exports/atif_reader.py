@@ -102,13 +102,20 @@ class _Waiting:
     kind: SegmentKind
     parent: int | None
     beside: dict[str, dict[str, Any]]
-    """By id, the documents embedded next to this one, any of which may continue it."""
+    """The documents embedded in the same document as this one, by their ids. Any of them may be this one's
+    continuation.
+    """
 
 
 def _pieces(path: Path, root: dict[str, Any], allowance: Allowance) -> Iterator[_Piece]:
-    """Yield a rollout's documents, each one after the document that leads to it.
+    """Yield a rollout's documents, each one after the document that embeds, refers to or precedes it.
 
     A file is read only when its document comes next.
+
+    Args:
+        path: The file of the first document.
+        root: The first document.
+        allowance: Limit on the bytes read.
     """
     files = {real_path(path)}
     waiting = deque([_Waiting(path, root, "root", None, {})])
@@ -122,7 +129,15 @@ def _pieces(path: Path, root: dict[str, Any], allowance: Allowance) -> Iterator[
 
 
 def _following(now: _Waiting, document: dict[str, Any], place: int, path: Path, files: set[Path]) -> Iterator[_Waiting]:
-    """Yield the documents that follow from a document: those that it embeds or refers to, and its continuation."""
+    """Yield the documents that follow from a document: those that it embeds or refers to, and its continuation.
+
+    Args:
+        now: Where the document was found.
+        document: The document.
+        place: The document's index in the rollout.
+        path: The file of the rollout's first document, below whose folder all other files must be.
+        files: The files named so far; newly named ones are added.
+    """
     embedded = document.get("subagent_trajectories") or []
     by_id = {inner["trajectory_id"]: inner for inner in embedded if inner.get("trajectory_id")}
     continuing = {inner.get("continued_trajectory_ref") for inner in embedded}
@@ -142,8 +157,15 @@ def _following(now: _Waiting, document: dict[str, Any], place: int, path: Path, 
 def _another(of: Path, path: Path, name: str, files: set[Path]) -> Path:
     """Return the path of a file that another file of the rollout names, and add it to `files`.
 
+    Args:
+        of: The file that names it.
+        path: The file of the rollout's first document, below whose folder all other files must be.
+        name: The name as written in `of`.
+        files: The files named so far.
+
     Raises:
-        ValueError: If the file was already named, or too many files are named.
+        ValueError: If the file was already named, too many files are named, or the name isn't allowed (as in
+            `below`).
     """
     file = below(of, path.parent, name)
     if (real := real_path(file)) in files:
@@ -193,7 +215,18 @@ def _segment(piece: _Piece, place: int, most: int) -> Segment:
 
 
 def _made(piece: _Piece, place: int, most: int, prompt: Sequence[Message], spoken: Sequence[_Spoken]) -> Segment:
-    """Return the segment made of these turns."""
+    """Return a document's segment.
+
+    Args:
+        piece: The document.
+        place: Index of the segment, unless agentgym stored another one in the document.
+        most: Maximum number of token ids.
+        prompt: The messages before the first turn.
+        spoken: The turns, each with the messages after it.
+
+    Raises:
+        ValueError: If the segment has more than `most` token ids.
+    """
     kept = ours(piece.document)
     ids = _exact(spoken, kept)
     spans = _counted(prompt, spoken) if ids is None else _given(spoken)
@@ -243,6 +276,10 @@ def _exact(spoken: Sequence[_Spoken], kept: Mapping[str, Any]) -> list[int] | No
 
     Returns None if a turn lacks ids or log-probabilities, or if its context doesn't start with the context and the
     reply of the turn before.
+
+    Args:
+        spoken: The turns.
+        kept: The data that agentgym stored in the document (`ours`), such as the ids after the last turn.
     """
     ids: list[int] = []
     if not spoken and "last_token_ids" not in kept:
@@ -258,7 +295,7 @@ def _exact(spoken: Sequence[_Spoken], kept: Mapping[str, Any]) -> list[int] | No
 
 
 def _given(spoken: Sequence[_Spoken]) -> list[tuple[int, int]]:
-    """Return the spans of turns that have ids."""
+    """Return each turn's span of tokens, from the token ids in its step."""
     metrics = [turn.step["metrics"] for turn in spoken]
     starts = [len(of["prompt_token_ids"]) for of in metrics]
     return [(start, start + len(of["completion_token_ids"])) for start, of in zip(starts, metrics, strict=True)]

@@ -22,7 +22,8 @@ _IN_TEXT = re.compile(r"\[Errno (\d+)\]|os error (\d+)")  # Python's wording and
 def disk_trouble(error: BaseException) -> str | None:
     """Return why a write to disk failed, such as "No space left on device", or None for any other error.
 
-    Also checks the error's causes, and the errors into which torch and safetensors convert the system's.
+    An error may hide the system's own: the causes of the error are searched, too, and so are the texts of errors that
+    torch and safetensors raise in its place.
     """
     for each in _with_causes(error, set()):
         if getattr(each, "sqlite_errorcode", 0) & 0xFF in _OF_SQLITE:
@@ -49,7 +50,10 @@ def is_gone(path: Path) -> bool:
 
 
 def _code(error: BaseException) -> int:
-    """Return the system's error code, even if a library converted the system's error, or 0 if there is none."""
+    """Return the error code of the system in an error, or 0 if there is none.
+
+    If a library raised its own error in place of the system's, the code is read from its text.
+    """
     code = error.errno if isinstance(error, OSError) else None
     if code is None and (found := _IN_TEXT.search(str(error))):
         code = int(found[1] or found[2])
@@ -96,7 +100,13 @@ class Refusals:
         return True
 
     def refused(self, what: str, why: str, *, then: str) -> None:
-        """Count a failed write, and report it unless one of the same kind was reported in the last minute."""
+        """Count a failed write, and report it unless one of the same kind was reported in the last minute.
+
+        Args:
+            what: Name of the data that could not be written.
+            why: The reason.
+            then: The consequence, worded as the end of a sentence.
+        """
         self.counts[what] += 1
         now = time.monotonic()
         if now - self._said.get(what, -SAID_AGAIN_S) >= SAID_AGAIN_S:

@@ -117,7 +117,13 @@ def _is_ours(file: int, path: Path) -> bool:
 
 
 def _locked(path: Path) -> int:
-    """Open and lock the file, and write the holder into it; retry if another process removed it in between."""
+    """Open and lock the lock file, write this process's PID into it, and return its file descriptor.
+
+    If another process removes the file in between, start again with a new file.
+
+    Raises:
+        FolderInUse: If another process has locked the file.
+    """
     if not has_locks(path.parent, fcntl.flock):
         return _claimed(path)
     while True:
@@ -138,11 +144,11 @@ def _locked(path: Path) -> int:
 
 
 def _claimed(path: Path) -> int:
-    """Create the lock file on a file system without locks.
+    """Create the lock file on a file system without locks, and return its file descriptor.
 
-    The lock is taken from a process only if that process is known to have ended, which requires that it ran on this
-    machine. The state of a process on another machine is unknown; the message then says which file to remove once it
-    has ended.
+    If the file of another process exists, it is replaced only if that process is known to have ended, which requires
+    that it ran on this machine. The state of a process on another machine is unknown. The error's message then says
+    which file to remove once that process has ended.
 
     Raises:
         FolderInUse: If the file exists and its process may still run.
@@ -200,7 +206,7 @@ def _in_use(path: Path, who: str) -> FolderInUse:
 
 
 def _holder(said: str) -> str:
-    """Return the process's number, which is on the first line."""
+    """Return the PID on the first line of a lock file's content, or "unknown" if that line is empty."""
     return said.split("\n")[0].strip()[:20] or "unknown"
 
 

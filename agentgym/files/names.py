@@ -50,7 +50,7 @@ def new_folder(within: Path, prefix: str = "") -> Path:
         with suppress(FileExistsError):
             make_parents(folder)
             return folder
-    raise AssertionError("the names never end")
+    raise AssertionError("unreachable: `_names` never ends")
 
 
 def make_parents(folder: Path) -> None:

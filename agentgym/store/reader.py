@@ -68,7 +68,7 @@ class StoredRollout:
 
     @property
     def turn_gaps(self) -> tuple[tuple[float, ...] | None, ...]:
-        """For each segment, the largest engine-trainer difference of the log-probabilities in each turn, in nats.
+        """Largest difference of engine and trainer log-probabilities in each turn of each segment, in nats.
 
         A segment that was not trained on has None. In a step with several mini-batches, the policy changes after each
         mini-batch. From the second mini-batch on, the differences therefore include that change, unless the run has
@@ -340,7 +340,11 @@ def _conditions(
     ids: Sequence[str],
     far: set[int],
 ) -> tuple[str, list[object]]:
-    """Return the conditions as an SQL expression and its values. The database has an index for each condition."""
+    """Return the conditions of `RolloutStore.find` as an SQL expression and its values.
+
+    The database has an index for each condition. `far` contains the numbers of the rollouts whose reward is far from
+    all others, which count as suspicious.
+    """
     where, values = ["1"], list[object]()
     if failed:
         where.append("reward IS NULL")

@@ -157,21 +157,30 @@ def trained_of(segment: Segment, logprobs: bytes | None) -> Floats | None:
         return None
     found: Floats = np.frombuffer(logprobs, "<f4")
     if len(found) != segment.sampled.sum():
-        raise ValueError(f"{len(found)} trainer log-probabilities for {segment.sampled.sum()} sampled tokens")
+        raise ValueError(
+            f"expected {segment.sampled.sum()} trainer log-probabilities, one per sampled token, got {len(found)}"
+        )
     return found
 
 
 def advantages_of(segment: Segment, text: str | None) -> tuple[float, ...] | None:
-    """Return the advantages, one per turn or an empty tuple; None if the segment was not trained on.
+    """Return the advantages of a segment, one per turn.
+
+    Returns an empty tuple if not all of the segment's sampled tokens were trained on, and None if the segment was not
+    trained on.
+
+    Args:
+        segment: The segment.
+        text: The stored advantages as JSON.
 
     Raises:
-        ValueError: If there isn't one for each turn, or if one is not a number.
+        ValueError: If there are some but not one for each turn, or if one is not a number.
     """
     if text is None:
         return None
     found = [number(value, "advantages") for value in parsed(text.encode())]
     if found and len(found) != len(segment.turns):
-        raise ValueError(f"{len(found)} advantages for {len(segment.turns)} turns")
+        raise ValueError(f"expected {len(segment.turns)} advantages, one per turn, got {len(found)}")
     return tuple(found)
 
 

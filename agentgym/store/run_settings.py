@@ -194,7 +194,8 @@ def begun_steps(folder: Path, otherwise: int) -> int:
 def begun_eval_seed(folder: Path) -> int | None:
     """Return the seed of the evaluations in `folder`.
 
-    Returns None if it can't be read, or if the seeds were derived differently.
+    Returns None if it can't be read, or if the agentgym version that wrote it derives seeds in another way than this
+    one.
     """
     try:
         kept = _kept(folder)["seeds"]
@@ -204,7 +205,7 @@ def begun_eval_seed(folder: Path) -> int | None:
 
 
 def refuse_other_format(folder: Path) -> None:
-    """Refuse to resume a folder whose settings use different names or whose seeds were derived differently.
+    """Refuse to resume a folder whose setting names or derivation of seeds differ from those of this agentgym version.
 
     Raises:
         ValueError: If another version of agentgym started the run; the message says what to do.
@@ -223,8 +224,8 @@ def refuse_other_format(folder: Path) -> None:
         )
     if derivation != DERIVATION:
         raise ValueError(
-            f"resume: {folder} was started by an agentgym version that derives seeds differently, so the other steps "
-            "would use other random draws; finish it with that version, or start over in another folder"
+            f"resume: {folder} was started by an agentgym version that derives seeds differently, so the remaining "
+            "steps would use other random draws; finish it with that version, or start over in another folder"
         )
 
 

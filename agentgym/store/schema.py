@@ -118,7 +118,9 @@ column of the same name, the type from the first of these tables is used.
 
 
 _ROWS = {"number": "rollout", "rollout": "rollout", "group_id": "task", "model": "tokens of the model"}
-"""What a row describes, by the column that identifies it. If a row has several of these columns, the first is used."""
+"""What the rows of a query are about, by the column that identifies a row. It is named in errors about a row. If a row
+has several of these columns, the first one here is used.
+"""
 
 
 def misplaced(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str | None:

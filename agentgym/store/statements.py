@@ -58,10 +58,10 @@ class StepJob:
 
 
 def parts_of(job: GroupsJob) -> list[GroupsJob | SignsJob]:
-    """Split a job into one job per group, or, if it has a single group, into one job per rollout.
+    """Split a job that the store refused into parts; those that the store accepts are still written.
 
-    If the store refuses a part, the others are still written. The signs of a group's rollouts depend on
-    the whole group, so they are written last.
+    A job with several groups becomes one job per group, and a job with a single group one job per rollout. The signs
+    of a group's rollouts depend on the whole group, so they are written by a last job.
     """
     if len(job.groups) != 1:
         return [replace(job, groups=[group]) for group in job.groups]
@@ -139,7 +139,10 @@ def close(connection: sqlite3.Connection | None) -> None:
 
 
 def rollouts_of(connection: sqlite3.Connection) -> int:
-    """Return how many rollouts a store has; 1 if they can't be counted, so that their loss is still reported."""
+    """Return how many rollouts a store has, to report them as lost.
+
+    Returns 1 if they can't be counted, so that a loss is reported all the same.
+    """
     try:
         return int(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0])
     except sqlite3.Error:

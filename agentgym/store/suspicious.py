@@ -81,7 +81,14 @@ def signs_of_group(group: Group) -> dict[str, tuple[str, ...]]:
 
 
 def signs_of(number: int, signs: str | None, gap: float | None, far: set[int]) -> tuple[str, ...]:
-    """Return all signs of a rollout, starting with those that the writer stored."""
+    """Return the names of all signs of a rollout.
+
+    Args:
+        number: The rollout's number.
+        signs: The names of the signs that the writer found, separated by spaces; they come first in the result.
+        gap: The largest difference between the engine's and the trainer's log-probabilities, in nats, if known.
+        far: The numbers of the rollouts whose reward is far from all others (`far_rewards`).
+    """
     found = (signs or "").split()
     if gap is not None and gap > LARGE_GAP:
         found.append("logprob-gap")

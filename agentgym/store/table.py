@@ -84,7 +84,12 @@ def rows_of(store: RolloutStore, filters: Filters) -> list[TableRow]:
 
 
 def conditions(filters: Filters, far: set[int]) -> tuple[str, list[object]]:
-    """Return the filters as an SQL condition and its values."""
+    """Return the filters as an SQL condition and its values.
+
+    Args:
+        filters: The filters.
+        far: The numbers of the rollouts whose reward is far from all others, which count as suspicious.
+    """
     where, values = ["1"], list[object]()
 
     def add(condition: str, *given: object) -> None:

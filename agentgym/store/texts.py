@@ -47,7 +47,14 @@ def texts_of(store: RolloutStore, number: int) -> list[str]:
 
 
 def _texts(store: RolloutStore, number: int, names: list[str], detail: bytes) -> dict[str, None]:
-    """Return the texts in order; a prompt that several segments share appears once."""
+    """Return the texts of a rollout as the keys of a dict, in order; a prompt that several segments share appears once.
+
+    Args:
+        store: The store.
+        number: The rollout's number.
+        names: Texts that come first: the ids of the task and the rollout.
+        detail: The rollout's fields that are stored as compressed JSON, which include its failure.
+    """
     found, unpacker = dict.fromkeys(names), Unpacker()
     for _, messages in store.query("SELECT rollout, messages FROM segments WHERE rollout = ? ORDER BY place", number):
         said = unpacker.unpacked(messages)

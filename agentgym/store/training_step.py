@@ -33,13 +33,18 @@ def trained_segments(
 ) -> Iterator[Trained]:
     """Yield one `Trained` for each segment that the samples cover.
 
-    The keys of `scored` are a sample's `rollout_id`, `segment` and `step`. Its values are the log-probabilities of the
-    sample's trained tokens, and whether earlier optimizer steps of the same training step had changed the policy before
-    these log-probabilities were computed. A segment is covered by a single sample, or by one sample per turn::
+    A segment is covered by a single sample, or by one sample per turn::
 
         sampled tokens   a a a | a a | a        three turns
         logprobs         x x x   x x   x        those of the segment's samples, one after the other
         advantages       A       A     A        that of each turn's first token
+
+    Args:
+        rollouts: The rollouts that the samples were made from.
+        samples: The samples of the training step.
+        scored: By a sample's `rollout_id`, `segment` and `step`: the trainer's log-probabilities of the sample's
+            trained tokens, and whether earlier optimizer steps of the same training step had changed the policy
+            before these log-probabilities were computed.
     """
     rows: dict[tuple[str, int], list[Sample]] = {}
     for sample in samples:

@@ -29,17 +29,20 @@ class VocabularyWriter:
         self.token_bytes = token_bytes
         self._seen: dict[str, Bools] = {}
         self._fresh: list[tuple[str, Ints]] = []
-        """Ids of the open transaction, which may still be rolled back."""
+        """Model roles and ids that the current transaction has added, which may still be rolled back."""
 
     def read(self, connection: sqlite3.Connection) -> None:
-        """Count exactly the ids in this store as seen, and forget the ids of a store that was opened before."""
+        """Replace the ids that count as seen by those in this store, for example after another store was opened."""
         rows = connection.execute("SELECT model, ids FROM vocabulary").fetchall()
         self._seen.clear()
         for model, ids in rows:
             self._mark(model, np.frombuffer(ids, "<u4").astype(np.int64))
 
     def add(self, connection: sqlite3.Connection, rollouts: Iterable[Rollout]) -> None:
-        """Write the bytes of ids that were not seen before."""
+        """Write the bytes of the rollouts' token ids that were not seen before, and count these ids as seen.
+
+        Call `keep` when the transaction is committed, or `drop` when it is rolled back.
+        """
         if self.token_bytes is None:
             return
         fresh: dict[str, list[Ints]] = {}

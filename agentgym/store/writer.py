@@ -49,7 +49,9 @@ log = logging.getLogger(__name__)
 class _Place:
     folder: Path
     lost: bool
-    """Whether the store is missing from its folder and must be written again from the open connection."""
+    """Whether the store is missing from its folder. It is then written again in `folder`, from the connection that is
+    still open.
+    """
 
 
 _Work: TypeAlias = GroupsJob | SignsJob | StepJob
@@ -159,14 +161,17 @@ class RolloutWriter:
 
         Args:
             folder: The folder to which the store was moved or, if `lost`, the one in which it is written again.
-            lost: Whether the store is missing and must be written again from the open connection.
+            lost: Whether the store was removed. Its content is then copied from the connection that is still open.
         """
         self.path = folder / FILE
         self._following = True
         self._jobs.put(_Place(folder, lost))
 
     def is_removed(self) -> bool:
-        """Return whether the store was removed since it was last opened or followed."""
+        """Return whether the store was removed from the folder that the writer currently uses.
+
+        Returns False between a call of `follow` and the opening of the store in the new folder.
+        """
         return not self._following and is_gone(self.path)
 
     # Methods that run in the thread
@@ -184,9 +189,10 @@ class RolloutWriter:
         connection: sqlite3.Connection | None,
         work: Callable[[sqlite3.Connection | None], sqlite3.Connection | None],
     ) -> sqlite3.Connection | None:
-        """Do the work and return the connection for the next job.
+        """Call `work` with the connection, and return the connection for the next job.
 
-        Errors are handled here and never end the thread, because callers wait for it.
+        `work` returns that connection. If it fails, the error is handled here and never ends the thread, because
+        callers wait for the thread.
         """
         try:
             return work(connection)
@@ -267,9 +273,10 @@ class RolloutWriter:
             self._lose(dropped, self._stuck)
 
     def _written(self, connection: sqlite3.Connection, job: _Work) -> Exception | None:
-        """Write the first pending job; return the error if the job must be retried.
+        """Write the first pending job and remove it from the queue; return the error if it stays there to be retried.
 
-        If the store refuses the job, its parts take its place.
+        If the store refuses a job with several groups or rollouts, the job is replaced in the queue by its parts. If
+        it refuses any other job, the loss is reported.
         """
         try:
             if isinstance(job, StepJob):

@@ -55,18 +55,40 @@ class Api:
         return {"runs": [self.in_short(run) for run in self.runs.all()], "version": self.version}
 
     def of_run(self, key: str, what: str, query: Query) -> Any:
-        """Return the response to a URL of a run."""
+        """Return the response to a URL of a run.
+
+        Args:
+            key: The run's key in URLs.
+            what: The last part of the URL, such as "metrics"; "" for the run itself.
+            query: The URL's parameters.
+
+        Raises:
+            Refused: If the run or the URL doesn't exist, or the request can't be fulfilled.
+        """
         if what not in self.of_runs:
-            raise Refused(f"a run has no {what!r:.80}; it has {', '.join(filter(None, self.of_runs))}", 404)
+            raise Refused(
+                f"the URL of a run cannot end in {what!r:.80}; it can end in {', '.join(filter(None, self.of_runs))}",
+                404,
+            )
         return self.of_runs[what](self.runs.get(key), query)
 
     def of_rollout(self, key: str, number: str, what: str, query: Query) -> Any:
-        """Return the response to a URL of a rollout."""
+        """Return the response to a URL of a rollout.
+
+        Args:
+            key: The run's key in URLs.
+            number: The rollout's number, as written in the URL.
+            what: The last part of the URL, "tokens"; "" for the rollout itself.
+            query: The URL's parameters.
+
+        Raises:
+            Refused: If the run, the rollout or the URL doesn't exist, or the request can't be fulfilled.
+        """
         run = self.runs.get(key)
         if not (number.isascii() and number.isdigit()) or len(number) > 18:
             raise Refused(f"rollout: expected a number such as 12, got {number!r:.80}", 404)
         if what not in self.of_rollouts:
-            raise Refused(f"a rollout has no {what!r:.80}; it has tokens", 404)
+            raise Refused(f"the URL of a rollout cannot end in {what!r:.80}; it can end in tokens", 404)
         return self.of_rollouts[what](run, int(number), query)
 
     def in_short(self, run: Run) -> dict[str, Any]:

@@ -73,7 +73,12 @@ def one_of(query: Query, name: str, choices: Mapping[str, object] | tuple[str, .
 
 
 def filters(query: Query, among: list[int] | None = None) -> Filters:
-    """Return the rollout filters in a query."""
+    """Return the rollout filters in a query.
+
+    Args:
+        query: The URL's parameters.
+        among: The numbers of the rollouts that a search found; None if there was no search.
+    """
     return Filters(
         phase=text(query, "phase"),
         env=text(query, "env"),

@@ -17,7 +17,7 @@ from agentgym.view.timeline import timeline
 
 
 def table_row(row: TableRow, envs: Sequence[str]) -> dict[str, Any]:
-    """Return a row of the rollout table."""
+    """Return a row of the rollout table as JSON fields; `envs` are the names of the run's envs (see `env_of`)."""
     found = row.summary
     return {
         "number": found.number,
@@ -62,7 +62,7 @@ def stored(store: RolloutStore, number: int) -> StoredRollout:
 
 
 def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[str, Any]:
-    """Return everything about one rollout except its tokens."""
+    """Return everything about one rollout except its tokens; `envs` are the names of the run's envs (see `env_of`)."""
     found = stored(store, number)
     rollout, failure = found.rollout, found.rollout.failure
     (spans, exact), colors = timeline(rollout), Colors()

@@ -36,7 +36,15 @@ KINDS = {
 def application(
     runs: Runs, indexing: Indexing, *, token: str | None, hosts: frozenset[str], numbers: bool = False
 ) -> ASGIApp:
-    """Return the server as an ASGI application, wrapped in a guard that decides which requests are accepted."""
+    """Return the server as an ASGI application, wrapped in a guard that decides which requests are accepted.
+
+    Args:
+        runs: The runs to show.
+        indexing: The search indexes of the runs.
+        token: As in `Guard`.
+        hosts: As in `Guard`.
+        numbers: As in `Guard`.
+    """
     api = Api(runs, indexing)
     routes = [
         Route("/api/runs", _answering(lambda request: api.all_runs())),
@@ -71,7 +79,10 @@ def _missing() -> Response:
 
 
 def _answering(give: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """Return a route that responds with JSON from a thread, so that the event loop never waits for the disk."""
+    """Return a route that responds with JSON: what `give` returns for a request, or an error message.
+
+    Since the route isn't a coroutine, Starlette runs it in a thread, and the event loop never waits for the disk.
+    """
 
     def respond(request: Request) -> Response:
         try:

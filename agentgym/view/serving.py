@@ -95,5 +95,8 @@ def serve(app: object, listening: socket.socket, *, ready: Callable[[], None]) -
 
 
 def _ended(number: int, frame: object) -> None:
-    """Exit with the status of a process ended by the signal, after closing all open resources."""
+    """Exit because of a signal, after closing all open resources.
+
+    The status is that of a process ended by the signal: 128 + `number`.
+    """
     sys.exit(128 + number)

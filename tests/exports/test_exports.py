@@ -409,7 +409,7 @@ def test_images_of_another_agents_trajectory_are_only_read_from_its_folder(tmp_p
     refused: dict[Any, str] = {
         "../secret.png": "step 1: source.path: '../secret.png': it is not below the folder of the trajectory",
         "images/none.png": "step 1: source.path: 'images/none.png' cannot be read",
-        "https://example.com/a.png": "step 1: source.path: .* is not fetched; download it",
+        "https://example.com/a.png": "step 1: source.path: .* is a URL, which is not fetched; download the image",
         "b.png": "step 1: source.path: 'b.png': data: starts with b'no pictu'",
         None: "step 1: an image has no source.path",
     }

@@ -282,10 +282,10 @@ def test_the_reward_histogram_and_the_names_of_metrics_are_served(asked: TestCli
     ("address", "status", "sentence"),
     [
         ("/api/runs/nix", 404, "there is no run 'nix'"),
-        ("{base}/nix", 404, "it has metrics, state"),
+        ("{base}/nix", 404, "it can end in metrics, state"),
         ("{base}/rollouts/99", 404, "there is no rollout 99"),
         ("{base}/rollouts/x", 404, "expected a number such as 12"),
-        ("{base}/rollouts/1/nix", 404, "it has tokens"),
+        ("{base}/rollouts/1/nix", 404, "it can end in tokens"),
         ("{base}/rollouts/1/tokens?segment=1", 404, "has 1 segments"),
         ("{base}/rollouts?sort=rewart", 400, "did you mean 'reward'"),
         ("{base}/rollouts?step_from=1.5", 400, "step_from: expected an integer"),

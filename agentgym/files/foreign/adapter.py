@@ -63,8 +63,8 @@ def check_ranks(folder: Path) -> None:
     there = max([shape[0] for shape in shapes if shape], default=0)
     if largest > min(there, MOST_RANK):
         raise UnreadableFileError(
-            f"{folder / CONFIG}: its rank is {largest:,}, but its tensors have {there:,}, and at most {MOST_RANK:,} is "
-            "allowed; correct r or rank_pattern"
+            f"{folder / CONFIG}: its rank is {largest:,}, but it must be at most the tensors' rank, "
+            f"{there:,}, and at most {MOST_RANK:,}; correct r or rank_pattern"
         )
 
 
@@ -113,7 +113,7 @@ def _bytes_of(tensor: Mapping[str, Any]) -> int:
     begin, end = tensor["data_offsets"]
     for number in (begin, end, *tensor["shape"]):
         if not isinstance(number, int) or number < 0:
-            raise TypeError(f"a length or an offset is {number!r:.80}")
+            raise TypeError(f"lengths and offsets must be integers of at least 0, got {number!r:.80}")
     if begin > end:
         raise ValueError("a tensor ends before it begins")
     return int(end - begin)

@@ -15,8 +15,8 @@ MOST_VALUES = 1 << 21
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 """Errors that code raises when untrusted values aren't what it expects."""
 _FEW = 1 << 12
-"""If counting every delimiter, even inside strings, gives at most this number, that count is used. Leaving out the
-delimiters in strings is many times slower.
+"""Up to this number of delimiters, those inside strings are counted, too. Leaving them out makes counting many times
+slower.
 """
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 """Matches a JSON string, even one that is never closed. If the closing quote were required, each later quote of an
@@ -115,7 +115,10 @@ def _loaded(text: bytes) -> Any:
 
 
 def values_in(text: bytes) -> int:
-    """Return the number of lists, objects and commas in JSON; up to `_FEW`, those inside strings are counted too."""
+    """Return the number of lists, objects and commas in JSON text.
+
+    A result of at most `_FEW` may also count brackets and commas inside strings; a larger one does not.
+    """
     found = _marks(text)
     return found if found <= _FEW else _marks(_TEXT.sub(b"", text))
 

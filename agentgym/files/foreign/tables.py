@@ -27,7 +27,8 @@ def wrong_with(wanted: Mapping[str, Table], query: Query, schema: Collection[Seq
     """Return why these tables can't be read, or None if they can.
 
     Args:
-        wanted: The expected tables by name. Other tables are ignored unless they hide something.
+        wanted: The expected tables by name. Other tables are ignored, unless one is virtual or its name has a prefix
+            of `FUNCTIONS`.
         query: Runs a statement. Only PRAGMA statements are run, which no table of the database can impersonate.
         schema: The type, name and root page of everything in the database.
     """

@@ -82,7 +82,7 @@ class KeptRun:
 
     @cached_property
     def held_out(self) -> list[dict[str, Any]]:
-        """The metrics of each evaluation during training, by the number of steps done before it."""
+        """The metrics of each evaluation during training, sorted by the number of steps done before it."""
         rows = {row["step"]: row for row in self._lines if HELD_OUT in row}
         return [rows[step] for step in sorted(rows)]
 
@@ -155,7 +155,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file, or none if it doesn't exist. A link must not lead out of the file's folder."""
+    """Return the bytes of a file, or b"" if it doesn't exist. A link must not lead out of the file's folder."""
     try:
         return read_bytes(path, within=path.parent)
     except FileNotFoundError:

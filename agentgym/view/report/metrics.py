@@ -11,7 +11,7 @@ from agentgym.view.report.lines import OF_A_RUN, Line, Spread, spread
 
 Metric: TypeAlias = Callable[[KeptRun], float | None]
 DIGITS = 18
-"""Largest number of digits in a metric's name. Python refuses to parse integers with thousands of digits."""
+"""Largest number of digits of a k of pass@k. Python refuses to parse integers with thousands of digits."""
 LAST = 5
 """Number of steps over which the first and the last reward are averaged."""
 

@@ -112,7 +112,13 @@ def match(asked: str) -> str:
 
 
 def snippet(texts: list[str], asked: str, around: int = 60) -> str | None:
-    """Return the text around the first search term found, or None if no term occurs literally."""
+    """Return the text around the first search term that occurs literally in the texts, or None if no term does.
+
+    Args:
+        texts: The texts of a rollout.
+        asked: The search text.
+        around: Number of characters to show before and after the term.
+    """
     for quoted, word in _TERM.findall(asked):
         term = (quoted or word).strip('"').casefold()
         for text in texts if term else ():

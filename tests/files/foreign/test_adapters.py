@@ -51,9 +51,13 @@ BROKEN: dict[str, tuple[Any, int, str]] = {
     "a list": ([1], 64, "its header is not a valid safetensors header"),
     "no JSON": ("{", 64, "its header is not a valid safetensors header"),
     "deep": ("[" * 100_000, 64, "its header is not a valid safetensors header"),
-    "an offset of text": (tensor(64, data_offsets=["a", "b"]), 64, "a length or an offset is 'a'"),
+    "an offset of text": (
+        tensor(64, data_offsets=["a", "b"]),
+        64,
+        "lengths and offsets must be integers of at least 0, got 'a'",
+    ),
     "no shape": ({A: {"data_offsets": [0, 64]}}, 64, "its header is not a valid safetensors header"),
-    "a negative shape": (tensor(64, shape=[-1]), 64, "a length or an offset is -1"),
+    "a negative shape": (tensor(64, shape=[-1]), 64, "lengths and offsets must be integers of at least 0, got -1"),
     "backwards": (tensor(64, data_offsets=[64, 0]), 64, "a tensor ends before it begins"),
 }
 
@@ -84,7 +88,9 @@ def test_a_rank_that_no_tensor_has_allocates_no_matrices(
     folder = adapter(tmp_path / "adapter", **config)
     (found,) = commands.run(["merge", str(folder), str(tmp_path / "out")])
     assert (wrong_with(found), found["code"]) == ([], 1)
-    assert "but its tensors have 2, and at most 16,384 is allowed; correct r or rank_pattern" in found["error"]
+    assert (
+        "but it must be at most the tensors' rank, 2, and at most 16,384; correct r or rank_pattern" in found["error"]
+    )
 
 
 def test_a_pickle_in_place_of_tensors_is_not_loaded(tmp_path: Path, commands: Worker) -> None:
