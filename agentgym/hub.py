@@ -19,7 +19,7 @@ HUB = "https://huggingface.co"
 REACH_S = 5.0
 """Timeout in seconds for a connection to the model hub."""
 ROLLOUTS = "rollouts.sqlite"
-"""The file of rollouts in the folder of a run or an evaluation, which is not the folder of a model."""
+"""Name of the rollouts' file, by which a folder of a run or an evaluation that was given as a model is recognized."""
 WANTED = "give the folder of a whole model, or a name on the Hugging Face hub"
 
 
@@ -54,7 +54,10 @@ def is_tiny(model: Path | str) -> bool:
 
 
 def refuse_missing(model: Path | str, field: str = "model") -> None:
-    """Raise ValueError that names the field, for a URL or a path that doesn't exist; hub names pass."""
+    """Raise ValueError that names the field if the model is a URL, a missing folder, or the folder of a run.
+
+    The folder of an evaluation is refused, too. Names on the Hugging Face hub are not checked.
+    """
     if _URL.match(str(model)):
         raise ValueError(
             f"{field}: {model} is a URL, but weights are loaded from a folder or the hub; for a policy's servers use "
@@ -75,8 +78,8 @@ def refuse_missing(model: Path | str, field: str = "model") -> None:
 def refuse_unreachable(model: Path | str, field: str = "model") -> None:
     """Raise ValueError that names the field, for a path that doesn't exist or a name that can't be fetched here.
 
-    If a name isn't in the hub's cache, this first checks that the hub can be reached, because the hub's own client
-    retries for almost a minute per file.
+    This includes the errors of `refuse_missing`. If a name isn't in the hub's cache, this first checks that the hub can
+    be reached, because the hub's own client retries for almost a minute per file.
     """
     refuse_missing(model, field)
     if _exists(find_model(model)) or _is_cached(str(model)) or (why_not := why_no_hub()) is None:

@@ -199,7 +199,7 @@ class boundary:
         self.kind, self.where = kind, where
 
     def __enter__(self) -> None:
-        """Do nothing; only the end of the block matters."""
+        """Do nothing; exceptions are converted when the `with` block ends."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -102,9 +102,7 @@ class _Waiting:
     kind: SegmentKind
     parent: int | None
     beside: dict[str, dict[str, Any]]
-    """The documents embedded in the same document as this one, by their ids. Any of them may be this one's
-    continuation.
-    """
+    """The documents embedded in the same document as this one, by id; any of them may continue this one."""
 
 
 def _pieces(path: Path, root: dict[str, Any], allowance: Allowance) -> Iterator[_Piece]:

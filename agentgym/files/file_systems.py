@@ -26,8 +26,8 @@ SHARED: Mapping[int, str] = {
     0x01161970: "GFS2",
     0x7461636F: "OCFS2",
 }
-"""Names of file systems by their magic number in Linux. Other machines may write to them, or memory maps of their files
-may not be shared.
+"""Names of file systems by their magic number in Linux. On each of them, other machines may write to the same files, or
+processes may not share the memory maps of a file.
 """
 
 

@@ -38,7 +38,11 @@ class Colors:
     """CPU seconds left. A model can write code whose highlighting time grows with the square of its length."""
 
     def of(self, text: str, language: str) -> list[tuple[str, str]]:
-        """Split the text into pieces, each with the short name of its color."""
+        """Split the text into pieces, each with the short name of its Pygments token type, which determines its color.
+
+        The text stays one piece with the name "" if it isn't highlighted: if it is too long, its language is "" or
+        unknown, or highlighting would take too long.
+        """
         if not language or len(text) > min(self.left, LARGEST_CODE) or _PLAIN.search(text):
             return [("", text)]
         self.left -= len(text)
@@ -110,9 +114,10 @@ def call_blocks(call: Any, colors: Colors) -> list[Block]:
 
 
 def spans(text: str, language: str, within: float = MOST_SECONDS) -> list[tuple[str, str]]:
-    """Split the text into pieces, each with the short name of its color.
+    """Split the text into pieces, each with the short name of its Pygments token type, which determines its color.
 
-    The text stays one piece if the language is unknown or if highlighting takes more CPU seconds than `within`.
+    The text stays one piece with the name "" if the language is unknown, if the highlighter would change the text, or
+    if highlighting takes more CPU seconds than `within`.
     """
     from pygments.lexers import get_lexer_by_name
     from pygments.token import STANDARD_TYPES
