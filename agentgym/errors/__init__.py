@@ -191,6 +191,10 @@ class boundary:
     than ToolError, whose attribute `where` is set if it is empty. All others are converted, including a ToolError
     outside of a tool and exceptions that aren't subclasses of Exception. An exception group is treated as the error
     that `alone` returns for it.
+
+    Args:
+        kind: The class of the errors to raise, such as EnvError.
+        where: Name of the call that is made, such as "Bugfix.step".
     """
 
     __slots__ = ("kind", "where")
