@@ -125,7 +125,13 @@ class AgentApi:
 
 
 def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
-    """Parse a request's body. The code in the sandbox wrote it, so any error in parsing it becomes a RefusedError."""
+    """Parse a request's body. The code in the sandbox wrote it, so any error in parsing it becomes a RefusedError.
+
+    Args:
+        api: The module of the API that the request uses.
+        body: The body.
+        counts: Whether the request only asks for the number of tokens of its prompt.
+    """
     try:
         said = read_object(body)
         read: AgentRequest = api.read(said, counts=True) if counts else api.read(said)

@@ -84,7 +84,9 @@ def objects(said: Mapping[str, Any], name: str, where: str = "", most: int = MAX
     """Return an optional field, a list of at most `most` objects. It is empty if the field is missing or null."""
     values: list[Any] = may(said, name, list, where) or []
     if len(values) > most:
-        raise RefusedError(f"{where}{name}: must contain at most {most}, got {len(values)}", field=f"{where}{name}")
+        raise RefusedError(
+            f"{where}{name}: must contain at most {most} objects, got {len(values)}", field=f"{where}{name}"
+        )
     for place, value in enumerate(values):
         if not isinstance(value, dict):
             raise wrong(f"{where}{name}[{place}]", "must be an object", value)

@@ -90,7 +90,16 @@ class EpisodePlayer:
         return await self._ended(env, StepResult([], 0.0, False, True, {"stop_reason": reason}), {})
 
     async def _ended(self, env: Env[Any], result: StepResult, rewards: dict[str, float]) -> StepResult:
-        """Return the last step's result with the scores in its reward, and close the env."""
+        """Close the env, and return the last step's result with the env's scores in its reward.
+
+        The stop reason, the rewards by name and the metrics are added to the result's `info`.
+
+        Args:
+            env: The env.
+            result: The result of the last step.
+            rewards: The rewards by name that the env returned in that step. If there are none, the env's scores are
+                computed and added to the step's reward.
+        """
         earned = sum(rewards.values()) if rewards else float(result.reward)
         if not rewards:
             async with asyncio.timeout(type(env).limits.seconds):

@@ -33,11 +33,11 @@ class Chat:
         self.tokenizer, self.tools = tokenizer, tools
         self.messages = list(messages)
         self._shown = list(messages)
-        """The messages in the form that the template accepts."""
+        """The messages in the form that the template accepted, which may differ from `messages`."""
         self._template = template_of(tokenizer)
         self.seen: frozenset[tuple[str, str]] = frozenset()
-        """Words that the template searches for and that occur in messages, each as a pair with the role of such a
-        message.
+        """Pairs of a role and a word: the words that the template searches for and that a message of that role
+        contains.
         """
         self.reasoned = self.reasons = self.called = False
         for message in messages:
@@ -150,7 +150,13 @@ class Chat:
         return ids_behind(self._encoded, end, added, token_ids[-1], room)
 
     def _recalled(self, end: str, body: str, written: Message, new: Sequence[Message]) -> str | None:
-        """Return the text that the template adds after a turn like this one, from the cache.
+        """Return the text that the template adds after a turn, if the cache knows turns of this shape.
+
+        Args:
+            end: The text of the turn's stop token, or "" if there is none.
+            body: The text that the model sampled, without the stop token.
+            written: The turn's message, in the form in which it is rendered.
+            new: The messages that answer the turn.
 
         Returns:
             The text, or None if the whole chat must be rendered to find it.
@@ -167,14 +173,24 @@ class Chat:
             self._template.deltas.learn(self._shape(end, written, new), new, added, whole, short)
 
     def _is_regular(self, end: str, body: str, new: Sequence[Message]) -> bool:
-        """Return whether the template adds the same text after all turns of this shape, so that it can be cached."""
+        """Return whether the text after this turn may be cached, and used for all turns of the same shape.
+
+        This is so if the turn ends with a stop token that the model's text doesn't contain, and if the new messages
+        contain no word that the template searches for.
+        """
         if not end or end in body:
             return False
         sought = self._template.sought
         return sought is None or not any(sought.search(message["content"]) for message in new)
 
     def _append(self, written: Message, told: Sequence[Message], new: Sequence[Message]) -> None:
-        """Append a turn and its answer, both in their original form and in the form that the template accepted."""
+        """Append a turn and its answer to `messages` and to `_shown`.
+
+        Args:
+            written: The turn's message, in the form that the template accepted.
+            told: The answer in the form that the template accepted.
+            new: The answer in its original form.
+        """
         self.messages += [written, *new]
         for message in (written, *told):
             self._shown.append(message)
@@ -209,7 +225,18 @@ class Chat:
         return (end, past, looks_back, said, fields)
 
     def _added(self, whole: str, end: str, body: str, reply: Message, new: Sequence[Message]) -> str | None:
-        """Return the part of the rendered chat after the reply's end, or None if the template rewrote earlier text."""
+        """Return the text that the template adds after a turn that ends with a stop token.
+
+        Args:
+            whole: The rendered chat, including the turn and the new messages.
+            end: The text of the stop token.
+            body: The text that the model sampled, without the stop token.
+            reply: The turn's message.
+            new: The messages that answer the turn.
+
+        Returns:
+            The text, or None if the template rewrote earlier text.
+        """
         start = len(self.text)
         if not whole.startswith(self.text) or not self._template.ends(self.tokenizer, end, reply, new):
             return None
@@ -225,10 +252,14 @@ class Chat:
         return None if at is None else whole[at:]
 
     def _behind(self, whole: str, body: str) -> str | None:
-        """Return the part of the rendered chat after a reply that has no stop token.
+        """Return the text that the template adds after a turn that has no stop token.
+
+        Args:
+            whole: The rendered chat, including the turn and the new messages.
+            body: The text that the model sampled.
 
         Returns:
-            The text, or None if the template changed the reply or earlier text.
+            The text, or None if the template changed the turn's text or earlier text.
         """
         before = self.text + body
         return whole[len(before) :] if whole.startswith(before) else None
@@ -241,7 +272,14 @@ class Chat:
         reply: Message,
         new: Sequence[Message],
     ) -> str | None:
-        """Render messages and return the text after `reply`, whose own text must not contain the end token.
+        """Render a chat of `past`, `reply` and `new`, and return the text that the template adds after `reply`.
+
+        Args:
+            past: The messages before the reply.
+            tools: The schemas of the tools.
+            end: The text of the stop token. The reply's own text must not contain it.
+            reply: The assistant message after which the added text begins.
+            new: The messages that answer the reply.
 
         Returns:
             The text, or None if the template rewrote earlier text or raised an error.

@@ -16,8 +16,8 @@ _SHORT = 16
 _KNOWN = 4096
 """Maximum number of cached pieces, including special tokens."""
 _LONG = 4096
-"""Length, in characters, from which a text is encoded by the batch method, as the only text. That method lets other
-threads run meanwhile.
+"""Length, in characters, from which a text is encoded with the tokenizer's batch method, as a batch of one. Unlike the
+method for a single text, the batch method lets other threads run meanwhile.
 """
 _PROBES = (" a b", "1\n", "\n\nx", "é ", "A.", "\t", "user\n")
 

@@ -27,7 +27,13 @@ def is_malformed(reply: Message) -> bool:
 
 
 def _said(reply: Message, body: str) -> Message:
-    """Return the reply as plain text, without calls. The content already contains malformed calls, as written."""
+    """Return the reply as plain text, without calls.
+
+    Args:
+        reply: The reply.
+        body: The text that the model sampled. It becomes the content, unless a call is malformed: then the reply's
+            own content is kept, because it already contains the model's whole text.
+    """
     return Message(role="assistant", content=reply["content"] if is_malformed(reply) else body)
 
 
@@ -42,12 +48,23 @@ def _called(reply: Message) -> Message:
 
 
 def readable(reply: Message, *, as_calls: bool) -> Message:
-    """Return a reply with a malformed call in a form that most templates accept: text, or with `as_calls` a call."""
+    """Return a reply that contains a malformed call in a form that most templates accept.
+
+    Args:
+        reply: The reply.
+        as_calls: Whether to keep only the calls, each with valid arguments. If False, only the text is kept.
+    """
     return _called(reply) if as_calls else _said(reply, "")
 
 
 def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
-    """Return the forms in which to try a reply, the closest to the original first."""
+    """Return the forms in which to try a reply, the closest to the original first.
+
+    Args:
+        reply: The reply.
+        body: The text that the model sampled.
+        as_calls: Whether a reply with a malformed call is tried as calls first, and not as text.
+    """
     if "tool_calls" not in reply:
         return [reply]
     first = readable(reply, as_calls=as_calls) if is_malformed(reply) else reply
@@ -75,7 +92,14 @@ def from_user(messages: Sequence[Message]) -> list[Message]:
 def fits(
     reply: Message, body: str, new: Sequence[Message], *, as_calls: bool
 ) -> Iterator[tuple[Message, list[Message]]]:
-    """Yield the forms in which to try a reply and its answers, the closest to the original first."""
+    """Yield the forms in which to try a reply and its answers, the closest to the original first.
+
+    Args:
+        reply: The reply.
+        body: The text that the model sampled.
+        new: The messages that answer the reply.
+        as_calls: Whether a reply with a malformed call is tried as calls first, and not as text.
+    """
     forms = _forms(reply, body, as_calls=as_calls)
     for told in ([*new], joined(new)):
         yield from ((form, told) for form in forms)

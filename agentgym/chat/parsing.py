@@ -13,7 +13,10 @@ from agentgym.types.messages import Message, ToolCall
 
 
 def _scan(**hooks: Any) -> Any:
-    """Return the function with which json.loads reads a value. Calling it directly takes half as long."""
+    """Return the function with which a JSON decoder with these hooks reads a value.
+
+    Calling it directly takes half as long as `json.loads`.
+    """
     return vars(json.JSONDecoder(**hooks))["scan_once"]
 
 
@@ -26,14 +29,14 @@ def _finite(text: str) -> float:
 
 _scanned = _scan()
 _scanned_finite = _scan(parse_float=_finite, parse_constant=_finite)
-"""The same function, except that it rejects NaN, infinities and numbers that overflow to infinity, as standard JSON
-does.
+"""Reads a JSON value like `_scanned`, but rejects NaN, infinities and numbers that overflow to infinity, as standard
+JSON does.
 """
 _BLANKS = " \t\n\r"
 """The characters that JSON allows as whitespace around a value."""
 _CAST: dict[type, str] = {str: "string", list: "array"}
-"""Argument types that transformers' parser may cast to another type. Each is mapped to the type in a tool's schema for
-which it isn't cast.
+"""Python types of arguments that transformers' parser casts if the tool's schema has another type for them, each with
+the schema type for which no cast is needed.
 """
 
 

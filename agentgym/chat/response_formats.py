@@ -150,7 +150,8 @@ HARMONY: dict[str, Any] = {
 }
 """gpt-oss: channels for analysis, calls, text before a call, and the final answer.
 
-A call's recipient follows its channel, or is in the role before it. The turn's opening ends within the role.
+The recipient of a call, ` to=NAME`, is written after the channel or before it, next to the role. The turn's opening
+ends within the role.
 """
 
 RESPONSE_FORMATS: Mapping[str, dict[str, Any]] = {
@@ -215,7 +216,16 @@ def may_call(name: str | None, text: str, tools: Sequence[dict[str, Any]]) -> bo
 
 
 def completed(name: str | None, text: str, message: Message) -> Message:
-    """Return the message with what `parse_response` can't read in this format. A truncated call becomes malformed."""
+    """Return the message with corrections for what `parse_response` misreads in this format.
+
+    In `mistral_list`, the call ids are added. In `glm` and `qwen_coder`, a truncated call becomes a malformed one. In
+    `harmony`, an empty message gets the whole text as its content.
+
+    Args:
+        name: The name of the format.
+        text: The text that was parsed.
+        message: The message that `parse_response` returned.
+    """
     if name == "mistral_list":
         _take_ids(text, message)
     elif name in ("glm", "qwen_coder") and "tool_calls" in message and _is_cut(RESPONSE_FORMATS[name], text):
@@ -237,9 +247,9 @@ def _take_ids(text: str, message: Message) -> None:
 
 
 def _is_cut(response_format: dict[str, Any], text: str) -> bool:
-    """Return whether a call is truncated: it contains more than complete pairs of an argument's name and value.
+    """Return whether a call is truncated: it contains text other than complete pairs of an argument's name and value.
 
-    Without this check, the rest of a truncated pair would be dropped silently.
+    Without this check, such an incomplete pair would be dropped silently.
     """
     calls = response_format["fields"]["tool_calls"]
     closed = re.compile(calls["close_pattern"])

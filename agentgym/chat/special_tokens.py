@@ -175,7 +175,9 @@ class BrokenMarkEncoder:
             ids = [token for part in parts for token in self._plainly(part)]
             if ids and self.special_tokens.isdisjoint(ids):
                 return ids
-        raise ValueError(f"messages: the tokenizer cannot encode its added token {special!r} as plain text; remove it")
+        raise ValueError(
+            f"messages: the tokenizer cannot encode its added token {special!r} as plain text; remove that text"
+        )
 
     def _plainly(self, text: str) -> list[int]:
         """Return the ids of a text, encoded by the same tokenizer without its added tokens."""

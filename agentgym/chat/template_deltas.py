@@ -135,7 +135,13 @@ class TemplateDeltaCache:
 
 
 def _message_template(new: Sequence[Message], tail: Render, passes: Passes | None) -> MessageTemplate | None:
-    """Return the pieces and slots for messages like these, or None if contents don't appear unchanged."""
+    """Return the pieces and slots for messages like these, or None if contents don't appear unchanged.
+
+    Args:
+        new: The messages.
+        tail: Renders other messages in their place, and returns the text that the template adds for them.
+        passes: Stored in the result if a content with punctuation also appears unchanged.
+    """
     slots = tuple((i, field) for i, message in enumerate(new) for field in _FIELDS if message.get(field))
     made = _cut(slots, new, tail)
     if made is None:
@@ -149,6 +155,11 @@ def _message_template(new: Sequence[Message], tail: Render, passes: Passes | Non
 
 def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Render) -> MessageTemplate | None:
     """Find the pieces and slots by a render in which every slot contains a unique marker.
+
+    Args:
+        slots: The fields of the messages that contain text.
+        new: The messages.
+        tail: Renders other messages in their place, and returns the text that the template adds for them.
 
     Returns:
         The pieces and slots, or None if a content doesn't appear unchanged, exactly once, in the rendered text.
@@ -171,7 +182,14 @@ def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Render) -> Messa
 
 
 def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str, fields: Sequence[str] = _FIELDS) -> list[Message]:
-    """Return copies of the messages in which the slots of these fields contain `form`, with the slot's number."""
+    """Return copies of the messages with other texts in their slots.
+
+    Args:
+        new: The messages.
+        slots: The slots.
+        form: The text for each slot. Its `{}` is replaced by the slot's number.
+        fields: The keys of the fields to replace. Slots of other fields keep their texts.
+    """
     filled = [message.copy() for message in new]
     for n, (index, field) in enumerate(slots):
         if field not in fields:
@@ -181,7 +199,14 @@ def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str, fields: Se
 
 
 def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
-    """Return the index after an occurrence of `mark`, not counting the first `skip` ones from `start` on, or None."""
+    """Return the index at which an occurrence of `mark` ends, or None if there are too few.
+
+    Args:
+        text: The text to search.
+        mark: The text to find. If it is "", the result is None.
+        start: The index at which the search starts.
+        skip: Number of occurrences to skip.
+    """
     if not mark:
         return None
     for _ in range(skip + 1):
@@ -195,10 +220,10 @@ def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
 def ids_behind(
     encode: "Callable[[str], array[int]]", end: str, added: str, last: int, room: int | None = None
 ) -> "array[int]":
-    """Return the ids of the text that follows a turn's end, as they are if it is encoded together with that end.
+    """Return the ids of the text after a turn's end, without those of the end.
 
-    If `room` is given, a long text is encoded only until it fills the room, plus a margin. The rest would be dropped
-    anyway.
+    The ids are the ones that this text has when it is encoded together with the end. If `room` is given, a long text
+    is encoded only until it fills the room, plus a margin. The rest would be dropped anyway.
 
     Args:
         encode: Encodes a text.

@@ -56,9 +56,13 @@ def check_template(tokenizer: ChatTokenizer) -> Iterator[TemplateCheck]:
 
 
 def _checked(name: str, ask: Callable[[], str]) -> TemplateCheck:
-    """Run one check and return its result. `ask` runs it, and returns the problem or "".
+    """Run one check and return its result.
 
     The check also fails if the template rejects the chat.
+
+    Args:
+        name: The name of the check.
+        ask: Function that runs the check. It returns the problem, or "" if there is none.
     """
     try:
         wrong = ask()
@@ -84,7 +88,16 @@ class _Found(Exception):
 
 
 def _turn(tokenizer: ChatTokenizer, told: Sequence[Message], tools: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """Return the text of the assistant turn that answers the question, and the delimiter that ends it."""
+    """Return the text of an assistant turn as the template writes it, and the delimiter that ends it.
+
+    Args:
+        tokenizer: The tokenizer with the template.
+        told: The assistant turn, and any messages after it. They are rendered after a user's question.
+        tools: The schemas of the tools.
+
+    Raises:
+        _Found: If the turn doesn't start with the generation prompt.
+    """
     opened = tokenizer.render([_ASK], tools, generation=True)
     whole = tokenizer.render([_ASK, *told], tools, generation=False)
     if not whole.startswith(opened):

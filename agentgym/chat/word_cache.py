@@ -118,9 +118,15 @@ def _pattern(backend: Any) -> Any | None:
 
 
 def _written(cut: dict[str, Any]) -> str | None:
-    """Return the pattern of a byte-level pre-tokenizer, or None if the pre-tokenizer is of another kind.
+    """Return the pattern by which a byte-level pre-tokenizer splits a text into words.
 
-    The pre-tokenizer may follow one plain split. The pattern of that split is returned then.
+    The pattern may also be that of a plain split that precedes the byte-level pre-tokenizer.
+
+    Args:
+        cut: The settings of the pre-tokenizer.
+
+    Returns:
+        The pattern, or None if the pre-tokenizer does anything else.
     """
     parts = cut["pretokenizers"] if cut.get("type") == "Sequence" else [cut]
     *splits, level = parts or [{}]

@@ -146,7 +146,9 @@ class ClusterCollector(Collector):
 
     workers: Workers
     world: Callable[[], int]
-    """Returns the number of workers that the cluster currently has room for."""
+    """Returns the number of workers to use: the configured number, or else the number that currently fits in the
+    cluster.
+    """
     tokenizers: Mapping[str, Any]
     """The tokenizers of the workers' models by name, "" for the policy."""
 
@@ -170,7 +172,14 @@ class ClusterCollector(Collector):
         alone: bool = False,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator[BatchScheduler]:
-        """Open the schedulers of all workers. `on_rollout` is called with a batch's rollouts after it arrives."""
+        """Open the schedulers of all workers.
+
+        Args:
+            schedule: The schedule of the rollouts.
+            sampler_states: The states of the samplers to continue from, one per process of the stopped run.
+            alone: Ignored: the driver opens the schedulers of all workers together.
+            on_rollout: Called with each rollout of a batch after the whole batch has arrived.
+        """
         scheduler = ClusterScheduler(self.workers, schedule, self.world, on_rollout)
         await scheduler.begin(sampler_states)
         self.workers.renew_schedule = scheduler.renew
@@ -203,7 +212,11 @@ class ClusterScheduler(BatchScheduler):
         self.states = await self.workers.ask_all("begin", self.schedule, list(states))
 
     async def play(self, to_come: int | None) -> Sequence[PlayedShare]:
-        """Run the next batch, on as many workers as the cluster currently has room for."""
+        """Run the next batch on `world()` workers, and return the share of each.
+
+        Args:
+            to_come: Number of batches that will follow; None if unknown.
+        """
         if (world := self.world()) != len(self.workers.handles):
             await self._spread(world)
         self.collecting = True

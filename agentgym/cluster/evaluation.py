@@ -119,7 +119,7 @@ class EvaluationWorker:
         return await self._run(self._opened_now.play(task, rollout_id))
 
     async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
-        """Return a task's scored rollouts with the rewards of their group."""
+        """Return a task's scored rollouts with their group rewards added."""
         return await self._run(self._opened_now.judge(task, scored))
 
     async def tokenizers(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class RayPlaying:
         return rollout
 
     async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
-        """Return a task's scored rollouts with the rewards of their group."""
+        """Return a task's scored rollouts with their group rewards added."""
         judged: list[Rollout] = await self._ask("judge", task, list(scored))
         return judged
 

@@ -59,7 +59,7 @@ def _refuse_unspreadable(run: RunConfig) -> None:
         )
     if run.cluster.eval_workers and not run.eval_every:
         raise ValueError(
-            "cluster.eval_workers: there are no evaluations between steps; set eval_every, or leave it at 0"
+            "cluster.eval_workers: there are no evaluations between steps; set eval_every, or leave eval_workers at 0"
         )
     servers = [name for name, named in run.models.items() if isinstance(named.engine, SGLangConfig)]
     if launched := [name for name in servers if not cast("SGLangConfig", run.models[name].engine).urls]:
@@ -74,7 +74,7 @@ def _portable_envs(run: RunConfig) -> Any:
         return _portable(run.env)
     found = {name: _portable(name) for name in run.env}
     if renamed := [name for name, portable in found.items() if member_name(portable) != member_name(name)]:
-        raise ValueError(f"env: on Ray, set the mixture's {renamed[0]} as module:Class, which is {found[renamed[0]]}")
+        raise ValueError(f"env: on Ray, write the mixture's {renamed[0]} as module:Class: {found[renamed[0]]}")
     return {found[name]: weight for name, weight in run.env.items()}
 
 
@@ -105,7 +105,7 @@ class Cluster:
         processes: list[Any] = []
         try:
             if not await asyncio.to_thread(group.wait, PLACE_S):
-                raise no_room(f"{world} trainers with {bundle}")
+                raise no_room(f"{world} trainers with {bundle} each")
             start = ray.remote(TrainerProcess).options
             processes = [
                 start(

@@ -81,7 +81,14 @@ class TrainerProcess:
         return self._kept
 
     def write_part(self, folder: Path, step: int, run: Mapping[str, Any], keep: int) -> None:
-        """Write this process's part of the snapshot. The folder must be the same one on every node."""
+        """Write this process's part of the snapshot.
+
+        Args:
+            folder: Folder of the checkpoints, which must be the same one on every node.
+            step: Number of finished steps.
+            run: The state of the run, which the checkpoint also contains.
+            keep: Number of latest checkpoints to keep.
+        """
         assert self._kept is not None
         self._kept.write_checkpoint(folder, step, run=run, keep=keep)
 
@@ -109,9 +116,16 @@ class ClusterSnapshot:
     trainer: "ClusterTrainer"
 
     def write_checkpoint(self, folder: Path, step: int, *, run: Mapping[str, Any], keep: int) -> None:
-        """Write the checkpoint of this step into `folder`.
+        """Write the checkpoint of this step.
 
-        The driver writes an adapter's checkpoint. For a full model, every process writes its part into the same folder.
+        The driver writes an adapter's checkpoint. For a full model, every process writes its part into the same
+        folder.
+
+        Args:
+            folder: Folder of the checkpoints.
+            step: Number of finished steps.
+            run: The state of the run, which the checkpoint also contains.
+            keep: Number of latest checkpoints to keep.
         """
         if self.trainer.adapts:
             self._whole().write_checkpoint(folder, step, run=run, keep=keep)
@@ -180,7 +194,7 @@ class ClusterTrainer:
         return objects
 
     def first(self, work: Callable[[], T]) -> T:
-        """Run `work` on the driver, because a `Trainer` runs it on its first process only."""
+        """Run `work` here on the driver. (A `Trainer` of several processes runs it only on the first one.)"""
         return work()
 
     async def step_and_logprobs(
@@ -204,7 +218,7 @@ class ClusterTrainer:
     def weights(self, *, first_only: bool = False) -> ModelWeights | None:
         """Return a snapshot of the fully trained model's weights.
 
-        The driver receives one copy, whatever `first_only` is: the trainers other than the first return None.
+        `first_only` has no effect: only the first process ever returns weights, so the driver receives one copy.
         """
         weights: ModelWeights | None = self._call("weights", first_only=True)
         return weights
@@ -218,6 +232,10 @@ class ClusterTrainer:
         """Save the trained adapter or model in `path`.
 
         The driver writes an adapter. The first process writes a full model, so both must see the same folder.
+
+        Args:
+            path: Folder to write. Missing parent folders are created.
+            files: Texts of additional files in the folder, by file name.
         """
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         if self.adapts:

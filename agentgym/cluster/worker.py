@@ -107,13 +107,24 @@ class RolloutWorker:
     async def begin(
         self, schedule: Schedule, states: Sequence[Mapping[str, Any]], *, alone: bool = False
     ) -> dict[str, Any]:
-        """Open the scheduler from these states of all workers' samplers; return this worker's state."""
+        """Open the scheduler, and return this worker's sampler state.
+
+        Args:
+            schedule: The schedule of the rollouts.
+            states: The sampler states of all workers to continue from, by rank.
+            alone: Whether this worker replaces a lost one while the other workers continue. If so, it counts the
+                groups that the lost worker had in progress as dropped.
+        """
         opening = self._opened.schedule(schedule, states, alone=alone)
         self._scheduler = await self._scheduling.enter_async_context(opening)
         return await self.state()
 
     async def play_share(self, to_come: int | None) -> Played:
-        """Run this worker's share of the next batch."""
+        """Run this worker's share of the next batch.
+
+        Args:
+            to_come: Number of batches that will follow; None if unknown.
+        """
         assert self._scheduler is not None, "begin() comes first"
         [share] = await self._scheduler.play(to_come)
         return Played(share=share, state=await self.state())

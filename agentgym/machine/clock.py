@@ -55,11 +55,11 @@ class Standstills(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The machine's clocks and the scheduler's counters for the current thread, in seconds."""
+    """The machine's clocks, in seconds, and the scheduler's counters for the current thread."""
 
     monotonic: float
     with_suspension: float
-    """The same clock, including the time for which the machine was suspended."""
+    """The time of `monotonic` plus the time for which the machine was suspended."""
     waited: float
     """Time that the thread was ready to run but had no processor."""
     switches: int

@@ -22,9 +22,11 @@ T = TypeVar("T")
 class TimeLimit:
     """A limit like `asyncio.timeout(seconds)`, except that time spent `off_the_clock` doesn't count.
 
-    This is true of the limited asyncio task and of its child tasks. `await limit.bound(work)` limits a coroutine. A
-    later call is limited to the time that is left. For a block, `with limit:` makes the limit known to the code
-    inside, and `async with limit.running():` inside that starts the clock.
+    Such time doesn't count in the limited asyncio task and in its child tasks. There are two ways to use a limit:
+
+    - `await limit.bound(work)` limits a coroutine. If it is called again, only the time that is left remains.
+    - `with limit:` makes the limit known to the code inside, and `async with limit.running():` inside that starts the
+      clock.
     """
 
     __slots__ = ("_loop", "_pauses", "_running", "_timeout", "_token", "left")
@@ -199,8 +201,8 @@ class Standstill:
 
 
 at_the_gate: ContextVar[Standstill | None] = ContextVar("at_the_gate", default=None)
-"""Counts the time for which the scheduler holds back the attempt that this asyncio task, or the one that started it,
-runs. None if that time isn't counted.
+"""Counts the time for which the scheduler holds back an attempt: the one that the current asyncio task runs, or that
+runs in the asyncio task that started the current one. None if that time isn't counted.
 """
 
 
@@ -232,7 +234,8 @@ def count_held_time() -> HeldTime:
 def off_the_clock() -> Iterator[None]:
     """Pause the time limits of this event loop that enclose this block, until the block ends.
 
-    Limits of another loop, whose context a thread has inherited, keep running, because a thread must not touch them.
+    A thread inherits the context of its caller, and with it the limits of the caller's event loop. These keep
+    running, because a thread must not touch another loop's timers.
     """
     loop = asyncio.get_running_loop()
     held = [limit for limit in _limits.get() if limit.of(loop)]

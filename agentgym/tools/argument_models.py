@@ -130,7 +130,17 @@ def _hint(function: Callable[..., Any], where: str, parameter: inspect.Parameter
 
 
 def _model_of(name: str, where: str, parameters: Sequence[Parameter]) -> type[BaseModel]:
-    """Create the model, or raise ValueError with the first parameter's name whose type pydantic can't read."""
+    """Create the pydantic model of a tool's parameters.
+
+    Args:
+        name: The model's name.
+        where: How error messages name the tool.
+        parameters: The parameters.
+
+    Raises:
+        UnknownType: If a type names something that is not defined.
+        ValueError: If pydantic can't read a type; the message names the first such parameter.
+    """
     try:
         return _created(name, where, parameters)
     except (UnknownType, OSError, MemoryError):  # OSError and MemoryError are failures of the machine.

@@ -89,7 +89,16 @@ def _short(message: str) -> str:
 
 
 def _look_through(root: Mapping[str, Any], kind: Any) -> None:
-    """Raise ValueError for a missing or circular reference, or a pattern that can't run in linear time."""
+    """Check a schema and all its subschemas before it is used.
+
+    Args:
+        root: The schema.
+        kind: The class of jsonschema's validator for the schema's version.
+
+    Raises:
+        ValueError: If a reference is missing or circular, if a pattern can't run in linear time, or if
+            `unevaluatedProperties` is combined with `patternProperties`.
+    """
     from jsonschema_specifications import REGISTRY
     from referencing.jsonschema import specification_with
 
@@ -98,7 +107,9 @@ def _look_through(root: Mapping[str, Any], kind: Any) -> None:
     waiting = [(resource, REGISTRY.resolver_with_root(resource))]
     names: dict[int, str] = {}
     same_place: dict[int, list[int]] = {}
-    """For the `id` of each schema, the ids of the subschemas that it applies to the whole value, not to a part."""
+    """Maps each schema to the subschemas that it applies to the whole value rather than to a part of it. All of them
+    are given by Python's `id`.
+    """
     keywords = set[str]()
     while waiting:
         resource, resolver = waiting.pop()

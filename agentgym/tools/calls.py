@@ -244,11 +244,17 @@ def as_text(value: object) -> str:
 
 
 def _raw(value: object) -> object:
-    """Return the text of a value that JSON cannot hold, such as a secret's asterisks; raise NotPlainError for bytes."""
+    """Return the `str` of a value that JSON can't contain; for example, a pydantic secret becomes asterisks.
+
+    Raises:
+        NotPlainError: If the value consists of bytes.
+    """
     if isinstance(value, bytes | bytearray | memoryview):
         raise NotPlainError(f'{type(value).__name__}; return text, such as data.decode(errors="replace")')
     return str(value)
 
 
 _JSON, _MODEL = json.JSONEncoder(ensure_ascii=False), json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-"""Created once, because `json.dumps` with these settings creates an encoder for each value."""
+"""The encoders of all values but pydantic models, and of pydantic models. They are created once, because `json.dumps`
+with these settings creates an encoder for each value.
+"""

@@ -27,7 +27,7 @@ class DynamicTool:
     description: str
     """The description that the model reads."""
     parameters: Mapping[str, Any]
-    """The JSON schema of the arguments, an object by argument name."""
+    """The JSON schema of the arguments: an object whose properties are the arguments."""
     call: Callable[..., Any]
     """The function that is called with the arguments by name: async, or plain and run in a separate thread.
 

@@ -312,7 +312,12 @@ def _text_of(result: Any) -> str:
 
 
 def _shown(block: Any) -> str | Image:
-    """Return the image in a content block of a result, or the block's text if models can't be shown that type."""
+    """Return a content block of a result as the model is shown it.
+
+    Returns:
+        The block's image if models can be shown images of its type; otherwise the block's text, or a note in
+            brackets.
+    """
     held = block.resource if block.type == "resource" else block
     written = getattr(held, "blob", None) or getattr(held, "data", None)
     if not written or held.mime_type not in IMAGE_TYPES:

@@ -61,10 +61,13 @@ class Threads:
         return len(self._workers)
 
     async def ended(self, owner: str) -> None:
-        """Wait for at most `GRACE_S` seconds until no thread is working; then log the line of each remaining one.
+        """Wait for at most `GRACE_S` seconds until no thread is working. Log each one that still runs, and its line.
 
-        A cancellation is raised only when the wait is over, because resources that these threads use must not be closed
-        earlier.
+        A cancellation is raised only when the wait is over, because resources that these threads use must not be
+        closed earlier.
+
+        Args:
+            owner: The name in the log of what is closed after the wait, such as the env's class.
         """
         cancelled, until = False, asyncio.get_running_loop().time() + GRACE_S
         while len(self) and (left := until - asyncio.get_running_loop().time()) > 0:

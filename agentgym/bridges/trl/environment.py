@@ -126,7 +126,8 @@ def environment_factory(
     cls: Any = find_env(env)
     if issubclass(cls, Mixture | AgentEnv):
         raise ValueError(
-            f"env: {cls.__name__} is a mixture or an ag.AgentEnv; give TRL a dict of factories, one per env"
+            f"env: {cls.__name__} is a mixture or an ag.AgentEnv, which TRL can't run; instead of a mixture, "
+            "give TRL a dict of factories, one per env"
         )
     tools = {name: tool.schema["function"] for name, tool in _root_tools(cls).items()}
     if taken := [name for name in tools if name in ("reset", "get_reward") or name.startswith("_")]:
@@ -197,7 +198,15 @@ def _text(message: Message, where: str) -> str:
 
 
 def _beyond(messages: Sequence[Message], prompt: Sequence[Message], name: str) -> str | None:
-    """Return the text by which the env's first messages go on after the row's prompt, for TRL to append, or None.
+    """Return the text with which the env's first messages continue the row's prompt, so that TRL can append it.
+
+    Args:
+        messages: The env's first messages.
+        prompt: The row's prompt.
+        name: The env's name, for the error.
+
+    Returns:
+        The text, or None if the first messages are the row's prompt unchanged.
 
     Raises:
         ValueError: If the first messages don't start with those of the row's prompt.

@@ -22,7 +22,10 @@ def client_class() -> Any:
         from verifiers.clients import OpenAIChatCompletionsClient
 
     class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]
-        """Queries the policy instead of an endpoint; `state` belongs to the rollout that sent the first request."""
+        """Queries the policy instead of an endpoint.
+
+        `state` is the verifiers state of the rollout that this client serves, or None before the first request.
+        """
 
         def __init__(self, api: AgentApi) -> None:
             super().__init__(api)

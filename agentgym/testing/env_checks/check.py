@@ -120,7 +120,11 @@ async def find_mistakes(settings: Settings) -> list[Finding]:
 
 
 def _check_left(left: Sequence[str]) -> Iterator[Finding]:
-    """Yield one finding for each kind of thing that the rollouts left behind; every rollout may have left one."""
+    """Yield one finding for each kind of thing that the rollouts left behind, however many there are of it.
+
+    Args:
+        left: A line for each thing left behind, as `LeakWatch` returns them.
+    """
     kinds: dict[str, list[str]] = {}
     for line in left:
         kinds.setdefault(line.split()[1], []).append(line)
@@ -130,7 +134,14 @@ def _check_left(left: Sequence[str]) -> Iterator[Finding]:
 
 
 async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
-    """Run all the checked rollouts; if the env shows an image, run them again with an engine that sees images."""
+    """Run all the checked rollouts, and return the findings of their checks.
+
+    If the env shows an image, all rollouts are run again with an engine that reads images.
+
+    Args:
+        settings: The arguments of `check_env`.
+        sees: Whether the engine reads images.
+    """
     async with AsyncExitStack() as stack:
         sandboxes, no_sandbox = await stack.enter_async_context(_sandboxes(settings.cls, settings.sandboxes))
         stage = Stage(settings.cls, settings.task, sandboxes, settings.models, sees=sees)
@@ -151,7 +162,16 @@ async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
 
 
 async def _solved(settings: Settings, stage: Stage, no_sandbox: str) -> tuple[list[Finding], list[ObservedRollout]]:
-    """Run the oracle, and again if it succeeded; return the findings and rollouts, both empty without an oracle."""
+    """Run the oracle, and run it again unless the first rollout failed.
+
+    Args:
+        settings: The arguments of `check_env`.
+        stage: Runs the rollouts.
+        no_sandbox: The reason why fake sandboxes are used, or "".
+
+    Returns:
+        The findings and the rollouts. Both are empty if there is no oracle.
+    """
     if settings.oracle is None:
         return [], []
     first = await stage.run("oracle", Scripted(settings.oracle))
@@ -166,7 +186,11 @@ async def _solved(settings: Settings, stage: Stage, no_sandbox: str) -> tuple[li
 async def _sandboxes(
     cls: type[Env[Any]], sandboxes: SandboxPool | None
 ) -> AsyncIterator[tuple[SandboxPool | None, str]]:
-    """Yield the given sandboxes, a pool of the env's own kind, or fake ones, and the reason for fake ones or ""."""
+    """Yield the sandboxes to check with, and the reason why they are fake, or "" if they aren't.
+
+    They are the given `sandboxes`; or a pool of the kind that the env declares, None if it declares none; or fake
+    ones if none of that kind can be started.
+    """
     if sandboxes is not None or (cls.sandbox_spec is None and not chooses(cls)):
         yield sandboxes, ""
         return
@@ -205,7 +229,13 @@ def _check_oracle(settings: Settings, play: ObservedRollout, no_sandbox: str) ->
 
 
 def _check_failure(text: str, no_sandbox: str) -> Iterator[Finding]:
-    """Yield a finding for a tool that timed out or raised; a ToolError is meant for the model and is not a finding."""
+    """Yield a finding if a tool timed out or raised. A ToolError is meant for the model and is not a finding.
+
+    Args:
+        text: The error that the model read, without "error: ".
+        no_sandbox: The reason why fake sandboxes are used, or "". If given, it replaces the advice for a tool that
+            raised.
+    """
     late = re.fullmatch(r"(tool '.*') timed out after (.*)", text)
     broken = re.match(r"(tool '[^']*') failed: (.*)", text, re.DOTALL)
     if late is not None:
@@ -219,7 +249,14 @@ def _check_failure(text: str, no_sandbox: str) -> Iterator[Finding]:
 async def _again(
     settings: Settings, oracle: Sequence[Reply] | ReplyPolicy, stage: Stage, first: ObservedRollout
 ) -> tuple[list[Finding], ObservedRollout]:
-    """Run the oracle again, to find differences, shared state, blocking code, and a score that changes."""
+    """Run the oracle again, and compare it with its first rollout, `first`.
+
+    This finds differences, state that rollouts share, code that blocks the event loop, and a score that changes when
+    it is computed twice.
+
+    Returns:
+        The findings and the second rollout.
+    """
     before = shared_state(stage.cls)
     with StallWatch(settings.cls, settings.block_limit_s) as stalls:
         second = await stage.run("oracle-again", Scripted(oracle), score_twice=True)
@@ -267,7 +304,11 @@ async def _check_broken_call(settings: Settings, stage: Stage) -> tuple[list[Fin
 
 
 async def _check_cancel(settings: Settings, stage: Stage, solved: ObservedRollout | None) -> list[Finding]:
-    """Cancel rollouts at the engine, in reset, and in each tool and reward that waits, and check that each ends."""
+    """Cancel rollouts at different places, and check that each of them ends and is closed.
+
+    One rollout is cancelled while it waits for the engine. If `solved`, the last rollout of the oracle, is given, the
+    oracle is also cancelled in reset and in each tool and reward that waited in that rollout.
+    """
     waiting = await stage.cancel_while_sampling()
     plays = [waiting]
     if waiting.error is None and not waiting.ended_as_cancelled:
@@ -286,7 +327,10 @@ async def _check_cancel(settings: Settings, stage: Stage, solved: ObservedRollou
 
 
 def _waits(oracle: ObservedRollout) -> list[tuple[int, str]]:
-    """Return the turns of the oracle's rollout that wait and the code that waits, each tool and reward once."""
+    """Return each turn in which the oracle's rollout waited, and the name of the code that waited.
+
+    A turn is a number, or RESET or SCORE. Each tool and reward is listed only for the first time that it waited.
+    """
     found = {RESET: "reset() or setup()"} if oracle.waited_in_reset else {}
     for number, turn in enumerate(oracle.turns):
         if turn.waited_in is not None and turn.waited_in not in found.values():

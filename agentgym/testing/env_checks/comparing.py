@@ -18,7 +18,11 @@ SEED = "take all randomness from random.Random(seed), with the seed that reset(s
 
 
 def compare(first: ObservedRollout, second: ObservedRollout) -> list[Finding]:
-    """Return the first difference between two rollouts of one script; rewards only if everything else is the same."""
+    """Return a finding for the first difference between two rollouts of the same oracle with the same seed.
+
+    The rewards are compared only if the prompts, the actions and the env's responses are equal. From the first action
+    that differs, nothing is compared.
+    """
     if _texts(first.prompt) != _texts(second.prompt):
         wrong = f"the same seed gave a different first prompt{_shown(first.prompt, second.prompt)}"
         return [Finding("seed", wrong, SEED)]

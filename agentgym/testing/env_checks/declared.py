@@ -86,8 +86,12 @@ _SPLITS: tuple[Split, Split] = ("train", "test")
 def _check_contents(train: Sequence[Task], test: Sequence[Task], *, listed: bool) -> list[Finding]:
     """Return a finding if tasks are in both splits under different ids.
 
-    In rows of data, one such task is enough for a finding. Tasks that are made from their index may be equal by chance,
-    so there is only a finding if all the compared ones are equal.
+    Args:
+        train: The tasks of the split "train" that are compared.
+        test: The tasks of the split "test" that are compared.
+        listed: Whether the tasks are rows of data. If so, one task in both splits is enough for a finding. Otherwise,
+            the tasks are made from their index and may be equal by chance, so there is only a finding if all the
+            compared ones are equal.
     """
     columns = {type(task) for task in (*train, *test) if set(type(task).model_fields) > {"id", "prompt"}}
     pairs = list(zip(train, test, strict=False))

@@ -18,10 +18,11 @@ CHANGE = "keep it out of prompts, tool results, error messages, and files that t
 
 
 def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[ObservedRollout]) -> list[Finding]:
-    """Return a finding for each secret that the model reads without having written it before, and each source of it.
+    """Return a finding for each secret that the model reads without having written it before.
 
-    `secrets`, and a check or solution in a field of the task, must not be in any message; an answer must not be in any
-    exception text. Text in the task's own prompt isn't secret.
+    A secret that is found in several places has a finding for each. `secrets`, and a check or solution in a field of
+    the task, must not be in any message; an answer must not be in any exception text. Text in the task's own prompt
+    isn't secret.
     """
     found: dict[str, Finding] = {}
     for play in plays:

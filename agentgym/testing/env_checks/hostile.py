@@ -33,12 +33,22 @@ class Raised:
         self.met: dict[str, list[str]] = {}
 
     def add(self, what: str, error: str) -> None:
-        """Record an error, unless the env also raises it without hostile content."""
+        """Record an error, unless a rollout without hostile content had the same error.
+
+        Args:
+            what: A description of the hostile content.
+            error: The error's text.
+        """
         if error not in self.known:
             self.met.setdefault(error, []).append(what)
 
     def add_play(self, what: str, play: ObservedRollout) -> None:
-        """Record the error that ended a rollout, and the errors of its additional scorings."""
+        """Record the error that ended a rollout, and the errors of its additional scorings.
+
+        Args:
+            what: A description of the rollout's hostile content.
+            play: The rollout.
+        """
         failure = None if play.rollout is None else play.rollout.failure
         if play.error is not None and (failure is None or failure.type not in NOT_OF_THE_ENV):
             self.add(what, play.error)

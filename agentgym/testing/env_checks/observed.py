@@ -69,7 +69,12 @@ class ObservedRollout:
         return None if self.rollout is None else self.rollout.reward
 
     def first_wait(self, where: str, turn: int) -> None:
-        """Record that this turn's code waits for the first time, and cancel the rollout there if requested."""
+        """Record that a method or tool waits for the first time. If `cancel_in` is its turn, cancel the rollout.
+
+        Args:
+            where: The name of the method or tools, for messages.
+            turn: The number of the turn, or RESET or SCORE.
+        """
         running = asyncio.current_task()
         if turn == RESET:
             self.waited_in_reset = True
@@ -82,7 +87,14 @@ class ObservedRollout:
             running.cancel()
 
     def went_on(self, where: str) -> None:
-        """Record that the code returned; it swallowed the cancellation if the check had cancelled the rollout here."""
+        """Check, after a method or tool has returned, that it didn't swallow the check's cancellation.
+
+        Args:
+            where: The name of the method or tools, for messages.
+
+        Raises:
+            CancelledError: If the check has cancelled the rollout; `where` is recorded as the code that swallowed it.
+        """
         if self.cancelled.is_set():
             self.swallowed_by = where
             raise asyncio.CancelledError
@@ -130,7 +142,7 @@ class Watching(Protocol):
     offers_tools: bool
 
     def read(self, messages: Any) -> list[Message]:
-        """Return the messages with their contents in stored form."""
+        """Return the messages with contents in stored form: text, or a list of parts if there is an image."""
         ...
 
 

@@ -45,7 +45,7 @@ class Once(Scripted):
     async def generate(self, *args: Any, **kwargs: Any) -> Completion:
         if self._played:
             self.went_on = True
-            raise EngineError("the check has seen enough")
+            raise EngineError("the check needs only the first turn of this rollout")
         return await super().generate(*args, **kwargs)
 
 
@@ -125,7 +125,10 @@ class Stage:
         return asyncio.create_task(playing)
 
     def read(self, messages: Any) -> list[Message]:
-        """Return the messages with their contents in stored form, or unchanged if they have none."""
+        """Return the messages with contents in stored form: text, or a list of parts if there is an image.
+
+        If a message is invalid, all messages are returned unchanged. An image is recorded in `shows_images`.
+        """
         try:
             kept = [kept_message(message, "") for message in messages]
         except (ValueError, AttributeError):  # The rollout rejects them.

@@ -121,7 +121,13 @@ async def score_of_each(hostile: Hostile, env: Any, score: Score) -> dict[str, f
 
 
 async def _scored(hostile: Hostile, what: str, score: Score) -> None:
-    """Score once more, and record errors that come neither from an engine nor from a sandbox."""
+    """Score once more, and record an error unless it comes from an engine, a sandbox or the machine.
+
+    Args:
+        hostile: The record to which an error is added.
+        what: A description of the hostile content, for that record.
+        score: Computes the score. A score that isn't finite also counts as an error.
+    """
     try:
         wrong = {name: value for name, value in (await score()).items() if not math.isfinite(value)}
         if wrong:
@@ -190,7 +196,7 @@ class SpoiledSandbox:
         return ["a\nb", "a\udcffb", f"{'n' * 254}/"] if self._spoiled() else []
 
     async def get(self, source: str, target: str | Path, *, limit: int = 64 * MB, **settings: Any) -> Any:
-        """Write the hostile content to the target; a folder instead of a file becomes a folder there, too."""
+        """Write the hostile content to the target. If it is a folder in place of a file, create a folder there."""
         self.is_asked = True
         if self.content is None:
             return await self.real.get(source, target, limit=limit, **settings)
@@ -204,7 +210,8 @@ class SpoiledSandbox:
     async def archive(self, path: str = ".", target: str | Path | None = None, **settings: Any) -> bytes:
         """Return the real archive, or raise WrongContent once the sandbox is spoiled.
 
-        A hostile archive isn't tried: its files would be those of `get`, and reading an archive is the caller's job.
+        A hostile archive isn't tried: its files would be the same as those that `get` writes, and how to read an
+        archive is up to the caller.
         """
         self.is_asked = True
         if self.content is None:
@@ -231,7 +238,10 @@ class SpoiledSandbox:
         return ExecResult(status="ok", exit_code=0, stdout=text, stderr="")
 
     async def verify(self, **settings: Any) -> Verdict:
-        """Return the real verdict, computed once, because the host's report of cases has nothing hostile in it."""
+        """Return the real verdict, because the host makes it and nothing in it is hostile.
+
+        A spoiled sandbox returns the earlier verdicts again, in their order, so that each is computed only once.
+        """
         if self.content is None or self.asked_verdicts >= len(self.verdicts):
             self.verdicts.append(await self.real.verify(**settings))
             return self.verdicts[-1]

@@ -105,7 +105,7 @@ async def _leases(spec: SandboxSpec) -> None:
 
 
 async def _ends(spec: SandboxSpec) -> None:
-    """Check that a sandbox is closed with its lease, and a pool with its block."""
+    """Check that a sandbox is closed at the end of its lease, and a pool at the end of its `async with`."""
     async with spec.open(1) as sandboxes:
         async with sandboxes.lease() as sandbox:
             pass

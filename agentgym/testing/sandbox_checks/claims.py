@@ -1,4 +1,7 @@
-"""Assertions for the checks: each compares a result with the expected one."""
+"""Assertions for the checks: each compares a result with the expected one.
+
+The argument `what` names the result in the message.
+"""
 
 from collections.abc import Awaitable
 from typing import get_args
@@ -20,7 +23,16 @@ def holds(what: str, is_so: bool) -> None:
 
 
 def result(what: str, got: object, **promised: object) -> ExecResult:
-    """Return a program's result; raise AssertionError if it isn't an ExecResult, or its values differ."""
+    """Return a program's result, checked to be an ExecResult with a valid status and with these values.
+
+    Args:
+        what: The result's name in the message.
+        got: The result.
+        **promised: The expected values of fields of ExecResult, by name.
+
+    Raises:
+        AssertionError: If the type, the status or a value differs.
+    """
     if not isinstance(got, ExecResult):
         raise AssertionError(f"{what}: expected an ExecResult, got {got!r:.300}")
     if got.status not in get_args(Status):
@@ -41,7 +53,14 @@ async def refuses(what: str, kind: type[Exception], call: Awaitable[object]) -> 
 
 
 async def raises(what: str, kind: type[Exception], call: Awaitable[object], *, content: bool = False) -> None:
-    """Raise AssertionError unless the call raises an error of that kind."""
+    """Raise AssertionError unless the call raises an error of that kind.
+
+    Args:
+        what: The call's name in the message.
+        kind: The expected class of the error.
+        call: The call to await.
+        content: Whether the error must be a SandboxContentError, too.
+    """
     try:
         answer = await call
     except kind as error:

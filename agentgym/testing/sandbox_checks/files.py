@@ -15,7 +15,7 @@ MODE = "import os; oct(os.stat('f').st_mode & 0o777)"
 
 
 async def write(sandbox: Sandbox) -> None:
-    """Check that files are written completely, in folders that are created for them, and never outside."""
+    """Check that files are written completely, that missing folders are created, and that no path leads outside."""
     await sandbox.write({"a/b": CONTENT, "c": "é"})
     same("a file from the shell", (await sandbox.exec("cat c")).stdout, "é")
     same("the size of a file in a new folder", (await sandbox.exec("wc -c < a/b")).stdout.strip(), str(len(CONTENT)))
@@ -117,7 +117,7 @@ def _names(packed: object) -> list[str]:
 
 
 async def unpack(sandbox: Sandbox) -> None:
-    """Check that the content of a tar archive is created in a folder, and never outside."""
+    """Check that a tar archive is unpacked into a folder, and that an archive with a path outside of it is rejected."""
     await sandbox.write({"a/b": CONTENT})
     packed = await sandbox.archive("a")
     await sandbox.unpack(packed, "copy")

@@ -142,7 +142,10 @@ def _verdict(what: str, got: object) -> Verdict:
 
 
 async def start(sandbox: Sandbox) -> None:
-    """Check that a program runs next to other calls, reads and writes, and ends with its block."""
+    """Check that a program runs next to other calls and that its streams work.
+
+    It must be closed after its `async with`.
+    """
     async with sandbox.start(["cat"]) as cat:
         await cat.write("hello\n")
         same("the output of a program", await _read(cat, 6), b"hello\n")

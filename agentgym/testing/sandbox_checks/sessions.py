@@ -56,7 +56,10 @@ async def requests(sandbox: Sandbox) -> None:
 
 
 async def port(sandbox: Sandbox) -> None:
-    """Check that an address leads to the sandbox's server; without a separate network, ValueError is allowed."""
+    """Check that the address from `port` leads to a server in the sandbox.
+
+    A sandbox without a separate network may raise ValueError instead.
+    """
     for wrong in (0, 65536):
         await raises(f"port {wrong}", ValueError, _greeting(sandbox, wrong))
     served = await sandbox.python(SERVE)
