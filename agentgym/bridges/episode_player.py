@@ -84,7 +84,10 @@ class EpisodePlayer:
         return result._replace(reward=sum(rewards.values()) if rewards else float(result.reward))
 
     async def stop(self, reason: str) -> StepResult:
-        """End the episode as the limit with that name would; the reward is that of the env's scores."""
+        """End the episode with this stop reason, as if the limit of that name had been reached.
+
+        The reward is the total of the env's scores.
+        """
         env = self.env
         assert env is not None
         return await self._ended(env, StepResult([], 0.0, False, True, {"stop_reason": reason}), {})

@@ -93,7 +93,13 @@ class KnownTemplate:
         return short(new) if filled is None and self.short else filled
 
     def check(self, new: Sequence[Message], short: Render, added: str | None) -> None:
-        """Discard the parts of the entry that don't match `added`, the text from a render of the whole chat."""
+        """Discard the parts of the entry that would have given another text than `added`.
+
+        Args:
+            new: The messages.
+            short: Renders the messages after one question instead of the whole chat.
+            added: The text that a render of the whole chat added for the messages.
+        """
         if self.template and self.template.fill(new) not in (None, added):
             self.template = None
         self.short = self.short and short(new) == added
@@ -139,7 +145,7 @@ def _message_template(new: Sequence[Message], tail: Render, passes: Passes | Non
 
     Args:
         new: The messages.
-        tail: Renders other messages in their place, and returns the text that the template adds for them.
+        tail: Renders any messages in the place of `new`, and returns the text that the template adds for them.
         passes: Stored in the result if a content with punctuation also appears unchanged.
     """
     slots = tuple((i, field) for i, message in enumerate(new) for field in _FIELDS if message.get(field))
@@ -159,7 +165,7 @@ def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Render) -> Messa
     Args:
         slots: The fields of the messages that contain text.
         new: The messages.
-        tail: Renders other messages in their place, and returns the text that the template adds for them.
+        tail: Renders any messages in the place of `new`, and returns the text that the template adds for them.
 
     Returns:
         The pieces and slots, or None if a content doesn't appear unchanged, exactly once, in the rendered text.

@@ -106,7 +106,7 @@ class Servers:
             self.lost += 1
             self.losses.servers_lost += 1
             if self.lost > self.restarts:
-                _LOG.error("cluster.restarts: %d servers were lost; not starting another one: %s", self.lost, said)
+                _LOG.error("cluster.restarts: no more servers are replaced, because %d were lost: %s", self.lost, said)
                 return
             _LOG.warning("the server at %s was lost; starting a replacement: %s", url, said)
             actor = self._start()

@@ -56,7 +56,14 @@ class TrainerProcess:
         return ray.util.get_node_ip_address(), free_port()
 
     def open(self, master: tuple[str, int], model: Path | str, config: TrainConfig, seed: int) -> TrainerFacts:
-        """Connect to the other processes and open the trainer."""
+        """Connect to the other processes and open the trainer.
+
+        Args:
+            master: The first process's host and port, where the processes connect.
+            model: The folder or name of the model.
+            config: The trainer's settings.
+            seed: The trainer's seed.
+        """
         os.environ |= {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])}
         self._trainer = Trainer(model, config, seed=seed)
         self._trainer.__enter__()

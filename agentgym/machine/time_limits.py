@@ -169,7 +169,10 @@ class HeldTime:
 
 
 class Standstill:
-    """Counts the seconds, on its loop's clock, during which at least one of its blocks is open."""
+    """Counts the seconds during which at least one `with standstill.block():` is open.
+
+    The clock is that of the event loop in which the object was created.
+    """
 
     __slots__ = ("_ended", "_loop", "_open", "_since")
 
@@ -183,12 +186,15 @@ class Standstill:
         return self.until(self._loop.time())
 
     def until(self, moment: float) -> float:
-        """Return the seconds up to a moment, which must not be before a block last began or ended."""
+        """Return the seconds counted up to a moment on the loop's clock.
+
+        The moment must not be before the last time that a block began or ended.
+        """
         return self._ended + (moment - self._since if self._open else 0.0)
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """Count the time of this block."""
+        """Count the time until this `with` block ends."""
         if not self._open:
             self._since = self._loop.time()
         self._open += 1

@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def started(work: Sequence[Coroutine[Any, Any, T]], *, most: int) -> AsyncIterator[Sequence[Awaitable[T]]]:
-    """Run the coroutines concurrently; on exit, cancel those that still run and wait for their end.
+    """Run the coroutines concurrently, while an `async with` block awaits their results.
 
     The block awaits them in its own order, so the first result or error that it sees doesn't depend on which one is
-    faster. Errors of coroutines that the block never awaits are discarded. A single coroutine runs in the asyncio task
-    that awaits it.
+    faster. When the block ends, coroutines that still run are cancelled, and their end is awaited. Errors of
+    coroutines that the block never awaits are discarded. If there is only one, it runs in the asyncio task that awaits it.
 
     Args:
         work: The coroutines.

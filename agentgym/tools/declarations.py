@@ -141,6 +141,10 @@ def check_settings(owner: type, settings: Mapping[str, Callable[[Any], bool]]) -
 
     An attribute counts as misspelled if its name is close to that of a setting that the class doesn't set, and its
     value would be valid for that setting. All other attributes are the user's own.
+
+    Args:
+        owner: The class.
+        settings: The name of each setting, with a function that returns whether a value is valid for it.
     """
     for name, value in vars(owner).items():
         close = get_close_matches(name, settings, n=1, cutoff=NEARLY)

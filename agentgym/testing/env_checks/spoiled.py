@@ -99,7 +99,16 @@ Score = Callable[[], Awaitable[dict[str, float]]]
 
 
 async def score_of_each(hostile: Hostile, env: Any, score: Score) -> dict[str, float]:
-    """Return the env's score, and score it again for each answer and each hostile content of its sandbox."""
+    """Return the env's real score, and try the scoring with hostile content.
+
+    The env is scored again for each of `hostile.answers` and, if `hostile.sandbox`, for each hostile content of its
+    sandbox. Errors are recorded in `hostile.raised`.
+
+    Args:
+        hostile: The hostile content, and the record of errors.
+        env: The env.
+        score: Computes the env's score.
+    """
     real, metrics = env._sandbox, dict(env.metrics)
     shown = SpoiledSandbox(real) if hostile.sandbox and real is not None else None
     env._sandbox = real if shown is None else shown
