@@ -14,7 +14,8 @@ async def started(work: Sequence[Coroutine[Any, Any, T]], *, most: int) -> Async
 
     The block awaits them in its own order, so the first result or error that it sees doesn't depend on which one is
     faster. When the block ends, coroutines that still run are cancelled, and their end is awaited. Errors of
-    coroutines that the block never awaits are discarded. If there is only one, it runs in the asyncio task that awaits it.
+    coroutines that the block never awaits are discarded. A coroutine that is the only one runs in the asyncio task that
+    awaits it.
 
     Args:
         work: The coroutines.
