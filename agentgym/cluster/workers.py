@@ -135,7 +135,8 @@ class Workers:
                     await renew(rank, fresh)
             except RayActorError as again:
                 self.handles[rank] = fresh
-                _LOG.warning("the replacement has ended, too: %s", str(again).splitlines()[0])
+                last = str(again).splitlines()[0]
+                _LOG.warning("the new rollout worker %d of %d has ended, too: %s", rank, len(self.handles), last)
                 return  # the next call to the replacement notices and counts this
             self.handles[rank] = fresh
             self.losses.count(f"{self.kind}_replaced")

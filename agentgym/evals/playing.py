@@ -32,7 +32,7 @@ class Playing(Protocol):
         ...
 
     async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
-        """Return a task's scored rollouts with the rewards of their group."""
+        """Return a task's scored rollouts with their group rewards added."""
         ...
 
     def token_bytes(self) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
@@ -66,7 +66,7 @@ class OwnPlaying:
         return await _apart(playing) or failed_rollout(task, rollout_id, CANCELLED)
 
     async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
-        """Return a task's scored rollouts with the rewards of their group."""
+        """Return a task's scored rollouts with their group rewards added."""
         rewards: GroupRewards[Any] = GroupRewards(self.env, self.models)
         added = await _apart(rewards.added(task, scored, seed=self.seed))
         if added is None:

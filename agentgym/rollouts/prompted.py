@@ -301,7 +301,7 @@ class _refusing:
         self._what, self._field = what, field
 
     def __enter__(self) -> None:
-        """Do nothing; only the end of the block matters."""
+        """Do nothing; errors are converted when the block ends."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, RefusedError):
