@@ -42,9 +42,10 @@ class AnySandbox:
     Files don't count toward it. None uses the default of the chosen kind, as in the other settings.
     """
     disk_mb: Positive | None = None
-    """Size of each of the sandbox's folders in MB.
+    """Size in MB of each in-memory folder of the sandbox.
 
-    The folders are in memory: a sandbox may use three times as much for its files.
+    A sandbox may use three times as much for its files: for the working folder, for its branches, and for the copy
+    that `verify` judges.
     """
     pids: Positive | None = None
     """Maximum number of processes."""

@@ -22,7 +22,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Return whether the cause is that this process, or this machine, could open no more files."""
+    """Return whether the error, or one of its causes, is that this process or this machine could open no more files."""
     return any(isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE) for cause in causes(error))
 
 
@@ -40,7 +40,8 @@ def _settle(news: "asyncio.Future[None]") -> None:
 async def readable(fd: int, timeout_s: float) -> None:
     """Return when the descriptor has something to read or accept.
 
-    Nothing is read from the descriptor. A caller that reads right afterward cannot be cancelled before it does.
+    Nothing is read from the descriptor. A caller that reads without another `await` in between can't be cancelled
+    before its read.
 
     Raises:
         TimeoutError: If nothing arrives within `timeout_s`.

@@ -12,7 +12,10 @@ from typing import BinaryIO, NamedTuple, Self
 
 MAX_FILES = 10_000
 MAX_DEPTH = 100
-"""Maximum depth of a folder copied out of a sandbox, because removing it later, as by `shutil.rmtree`, is recursive."""
+"""Maximum depth of a folder copied out of a sandbox.
+
+Deeper folders are refused because code that later removes the copy, such as `shutil.rmtree`, is recursive.
+"""
 IN_MEMORY = 16 << 20
 """Maximum bytes of a copy in memory; larger copies are buffered on disk."""
 PIECE = 1 << 20
@@ -30,9 +33,10 @@ class HostSource(NamedTuple):
 
 
 class HostFile(NamedTuple):
-    """A file in a spool: its bytes are the `size` bytes from `start`.
+    """A file that was copied from a sandbox into a `Spool`, where its content is the `size` bytes from `start`.
 
-    The path is relative to the target folder; "" is the target itself.
+    `path` is relative to the folder on this machine into which the files go. It is "" for a single file,
+    which becomes the target itself.
     """
 
     path: str
@@ -42,14 +46,17 @@ class HostFile(NamedTuple):
 
 
 class Spool:
-    """A buffer, in memory or in an unnamed file near the target, for files from a sandbox until all have arrived."""
+    """A buffer for files copied from a sandbox, until all have arrived and can be stored at the target.
+
+    It is in memory, or in an unnamed file near the target if it is large.
+    """
 
     def __init__(self, target: Path) -> None:
         beside = next(folder for folder in [*target.absolute().parents] if folder.is_dir())
         self._content = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(beside))  # noqa: SIM115  # Closed at the end.
         self.files: list[HostFile] = []
         self.folders: list[str] = []
-        """The folders' paths below the target folder; "" for the target itself."""
+        """The paths of the folders, relative to the target folder; "" for the target itself."""
         self.size = 0
 
     def write(self, data: bytes) -> None:
@@ -95,9 +102,13 @@ def find_files(source: Path, target: str) -> list[HostSource]:
 
 
 def batches(files: Sequence[HostSource], most: int, large: int) -> Iterator[list[HostSource]]:
-    """Yield groups of files, each of at most `most` files and about four times `large` bytes.
+    """Yield the files in groups that are small enough to be copied together.
 
-    A file over `large` bytes is alone in its group.
+    Args:
+        files: The files.
+        most: Maximum number of files in a group.
+        large: A file with more than this many bytes is alone in its group. Any other group has at most four times
+            this many bytes.
     """
     group: list[HostSource] = []
     size = 0
@@ -112,7 +123,10 @@ def batches(files: Sequence[HostSource], most: int, large: int) -> Iterator[list
 
 
 def load(files: Sequence[HostSource]) -> dict[str, bytes]:
-    """Return the contents, keyed by path in the sandbox; a file that has grown is cut to the size found before."""
+    """Return the files' contents, keyed by path in the sandbox.
+
+    Of a file that has grown since `find_files` found it, only the bytes up to its size at that time are returned.
+    """
     contents = {}
     for file in files:
         with open_file(file.source, "source") as content:
@@ -121,11 +135,11 @@ def load(files: Sequence[HostSource]) -> dict[str, bytes]:
 
 
 def open_file(path: Path, field: str) -> BinaryIO:
-    """Open a file for reading.
+    """Open a regular file for reading.
 
     Args:
         path: The file.
-        field: The argument's name in the error.
+        field: Name of the caller's argument that contains the path, for the error message.
 
     Raises:
         OSError: If the path is a link.
@@ -139,7 +153,7 @@ def open_file(path: Path, field: str) -> BinaryIO:
 
 
 def open_snapshot(path: Path) -> BinaryIO:
-    """Open a snapshot.
+    """Open a file that `Sandbox.snapshot` has written, for reading.
 
     Raises:
         ValueError: If the file is not a snapshot or is truncated; the message says what is wrong.
@@ -228,11 +242,12 @@ def _file_target(source: Path, target: str) -> str:
 
 
 def store_tree(target: Path, spool: Spool) -> None:
-    """Create a spool's folders and files below `target`; if any path leads out of it, create nothing.
+    """Store a spool's folders and files at `target`; if one of their paths leads out of `target`, create nothing.
 
     Raises:
-        FileExistsError: If a link is in the way, or a file or folder where the other is needed.
-        ValueError: If a path does not consist of names separated by slashes.
+        FileExistsError: If a link is in the way, or if a file is where a folder is needed, or the reverse.
+        ValueError: If a path does not consist of names separated by slashes, or if the spool contains a single file
+            but `target` can only be a folder, such as ".".
     """
     # A target that doesn't end in a name, such as "." or "..", is itself the folder that the caller means.
     top, first = (target.parent, [target.name]) if is_name(target.name) else (target, [])
@@ -248,7 +263,7 @@ def store_tree(target: Path, spool: Spool) -> None:
 
 @contextmanager
 def _folder_below(top: Path, parts: Sequence[str]) -> Iterator[int]:
-    """Open a folder below `top`, creating it and its parents if needed."""
+    """Yield a descriptor of the folder at `parts` below `top`, which is created, with its parents, if missing."""
     top.mkdir(parents=True, exist_ok=True)
     folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -265,7 +280,11 @@ def is_name(name: str) -> bool:
 
 
 def _names(path: str, target: Path) -> list[str]:
-    """Return the components of a file's path; an empty list for "", which is the target itself."""
+    """Return the components of a path that is relative to `target`; "", the target itself, has none.
+
+    Raises:
+        ValueError: If a component is empty, "." or "..", or contains a null character; the message names `target`.
+    """
     names = path.split("/") if path else []
     if not all(map(is_name, names)):
         raise ValueError(f"{path!r} leads out of {str(target)!r}, or is not a valid path")
@@ -288,7 +307,11 @@ def _store(top: Path, parts: Sequence[str], spool: Spool, file: HostFile) -> Non
 
 
 def _enter(folder: int, name: str) -> int:
-    """Open a subfolder, created if missing, and close its parent."""
+    """Close the descriptor `folder`, and return one of its subfolder `name`, which is created if missing.
+
+    Raises:
+        FileExistsError: If a link or a file has that name. In that case, `folder` stays open.
+    """
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=folder)
     try:

@@ -169,7 +169,7 @@ class Pool:
             return await self._start()
         except Exception as error:
             why = exhausted() if is_exhausted(error) else str(error) or type(error).__name__
-            raise SandboxError(f"{SANDBOX_LOST}: starting a sandbox: {why}") from error
+            raise SandboxError(f"{SANDBOX_LOST}: could not start a sandbox: {why}") from error
         finally:
             self._starting.discard(starting)
             starting.set_result(None)

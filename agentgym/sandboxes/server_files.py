@@ -68,12 +68,10 @@ def server_digest() -> str:
 
 @functools.cache
 def server_bytecode(python: tuple[str, ...]) -> bytes:
-    """Return the bytecode of all server modules for the interpreter that this command starts.
-
-    That interpreter compiles it, once per process.
+    """Return the bytecode of all server modules, compiled once per process by the sandboxes' Python interpreter.
 
     Args:
-        python: The command of the interpreter.
+        python: The command that starts the interpreter.
 
     Raises:
         SandboxError: If the interpreter doesn't run, or can't compile the server.
@@ -110,7 +108,7 @@ def sandbox_files(python: tuple[str, ...]) -> Mapping[str, bytes]:
     so fewer files make an episode start faster.
 
     Args:
-        python: The command of the interpreter that the bytecode is for.
+        python: The command that starts the sandboxes' interpreter, for which the server's bytecode is compiled.
     """
     found = {f"{SERVER}/__main__.py": server_files()["__main__.py"], f"{SERVER}/bytecode": server_bytecode(python)}
     found |= {"/etc/passwd": PASSWD, "/etc/group": GROUP}
@@ -132,12 +130,12 @@ def arena(
 
     Args:
         disk_mb: Size of each folder in MB.
-        shared: Folders of the host that the sandbox sees. The server covers each with its own inodes, so that no
-            locks or watches are shared with others.
+        shared: Folders of the host that the sandbox sees. The server mounts an overlay with separate inodes over each
+            of them, so that file locks and watches on them are not shared with other sandboxes or the host.
         users: Whether the server creates a separate user namespace.
-        networked: Whether there are internet sockets.
-        leads_out: Whether the sandbox's network leads beyond the sandbox. If so, fresh cells, which are hidden from
-            the session, share that network instead of getting a new one.
+        networked: Whether the sandbox has internet sockets, at least for its loopback.
+        leads_out: Whether the sandbox's network leads beyond the sandbox. If so, a cell with `fresh=True`,
+            although hidden from the session, shares that network instead of getting a new one.
     """
     return {
         "bytes": disk_mb << 20,

@@ -59,8 +59,9 @@ def _shows_the_machine(outside: str, *, here: bool) -> str | None:
 def check_sockets(volumes: Mapping[str, str]) -> None:
     """Raise a ValueError that names the socket if a volume contains one; each folder is walked once.
 
-    In some kinds of sandbox, code could talk to the server that listens on the socket. This is so under gVisor, which
-    opens the socket, and with a kernel that doesn't let a sandbox mount its own inodes over the folder.
+    In two cases, a read-only volume doesn't stop code in a sandbox from talking to the server that listens on such a
+    socket: under gVisor, which opens the socket itself, and with a kernel that doesn't let a sandbox mount an overlay
+    with separate inodes over the folder.
     """
     for outside in volumes.values():
         for path in _sockets(outside):

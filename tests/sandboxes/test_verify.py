@@ -224,7 +224,7 @@ async def test_an_async_function_in_expect_never_passes() -> None:
     verdict = await FakeSandbox().verify(
         code="", expect={"1": lambda value: asyncio.get_running_loop().create_future()}
     )
-    assert "it is async" in str(verdict.cases["1"])
+    assert "the function is async" in str(verdict.cases["1"])
 
 
 async def test_files_that_shadow_hidden_files_do_not_help(sandbox: Sandbox) -> None:

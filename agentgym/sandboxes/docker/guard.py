@@ -92,10 +92,10 @@ def _watchman(path: str, token: str) -> "subprocess.Popen[bytes]":
 
 
 async def _events(path: str, token: str, since: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield the Docker engine's event for each of the client's services that ends.
+    """Yield the Docker engine's event for each of the client's services that ends, from the time `since` on.
 
     Raises:
-        OSError: If the engine refuses the stream, or the stream ends early.
+        OSError: If the engine refuses the stream, or closes the connection before its response begins.
     """
     asked = {"type": ["container"], "event": ["die"], "label": [f"{RUN_LABEL}={token}", LABEL]}
     query = {"filters": json.dumps(asked), "since": since}
@@ -110,6 +110,6 @@ async def _events(path: str, token: str, since: int) -> AsyncIterator[dict[str, 
             if line.strip():
                 yield json.loads(line)
     except asyncio.IncompleteReadError as error:
-        raise OSError("the stream ended early") from error
+        raise OSError("the engine closed the connection before its response began") from error
     finally:
         writer.transport.abort()

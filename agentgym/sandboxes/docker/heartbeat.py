@@ -99,8 +99,8 @@ class Lookout:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._silent: dict[str, tuple[int, float]] = {}
-        """For each silent client, keyed by its token: its heartbeat, and the time when it was first found silent with
-        it.
+        """Maps the token of each silent client to the heartbeat that it was last seen with, and to the time, on the
+        local clock, when it was first found silent with that heartbeat.
         """
 
     def ended(self, found: dict[str, Traces], now: int) -> list[str]:

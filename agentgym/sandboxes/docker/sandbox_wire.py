@@ -27,6 +27,13 @@ async def first_word(
 ) -> RemoteSandbox:
     """Wait for the server's first message and return the sandbox.
 
+    Args:
+        wire: The connection to the server in the container.
+        digest: The image's id, for the sandbox's `digest`.
+        end: Removes the container, and its services if it has any, when the sandbox ends.
+        why_it_ended: Returns how the code in the sandbox ended the sandbox.
+        network: This client's access to the sandbox's network; None for no access.
+
     Raises:
         EngineFailed: If the message doesn't come or is not the expected one, in which case the connection is closed.
     """
@@ -37,9 +44,10 @@ async def first_word(
 
 
 def listener(path: Path) -> socket.socket:
-    """Return a listening socket that the container's user may connect to.
+    """Return a listening unix socket at `path`, which every user who can reach the path may connect to.
 
-    The folder above the mounted one keeps other users out.
+    The container mounts the folder of `path`, and its user is not this one. Other users of this machine can't reach
+    the path, because the folder above the mounted one is private.
     """
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:

@@ -138,7 +138,11 @@ REFUSED = ((r"\bCPUs\b", "cpus"), ("runtime", "runtime"), (r"\bnetwork\b", "netw
 
 @contextmanager
 def named_refusals(spec: DockerSettings) -> Iterator[None]:
-    """Add the name of the setting to an engine's refusal, for example of a runtime that the engine doesn't have."""
+    """Add the name of the setting to the error with which an engine refuses the setting's value.
+
+    This applies to SandboxErrors that are raised inside the `with` statement, for example because the engine doesn't
+    have the runtime. Errors that match no pattern in `REFUSED` are not changed.
+    """
     try:
         yield
     except SandboxError as error:
@@ -237,7 +241,7 @@ def network_settings(spec: DockerSettings) -> dict[str, str] | None:
 def system_calls(spec: DockerSettings) -> str:
     """Return the system calls that the container may make, as the JSON text that an engine accepts.
 
-    Except under gVisor, they include the calls for creating namespaces, which the sandbox's keeper needs (the process
-    that starts each episode). Code runs under a stricter filter, which the server installs.
+    Except under gVisor, they include the calls for creating namespaces, which are for the sandbox's keeper: the
+    process that starts each episode. Code runs under a stricter filter, which the server installs.
     """
     return profile(network=spec.network != NONE, keeper=spec.runtime != GVISOR)

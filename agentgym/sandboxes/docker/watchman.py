@@ -1,9 +1,9 @@
 """A standalone program that removes the containers of a Docker engine's client when the client dies.
 
 It is started as `python watchman.py PIDFD SOCKET TOKEN`, with a pidfd of the client's process or -1, the path of the
-engine's socket, and the client's token. It waits until that process ends or its own input is closed, whichever comes
-first. A byte on its input means that the client has removed everything itself. The program uses only the standard
-library, and always terminates.
+engine's socket, and the client's token. It waits until the client's process ends or this program's standard input is
+closed, whichever comes first. A byte on the standard input means that the client has removed everything itself. The
+program uses only the standard library, and always terminates.
 """
 
 import http.client
@@ -45,6 +45,11 @@ def ask(path: str, method: str, target: str) -> Any:
 
     A status of 404 or 409 is not an error: the object is gone, or is already being removed.
 
+    Args:
+        path: The path of the engine's socket.
+        method: The HTTP method.
+        target: The path and query of the request.
+
     Raises:
         OSError: If the engine doesn't answer, or refuses.
         ValueError: If the response is not JSON.
@@ -66,6 +71,10 @@ def ask(path: str, method: str, target: str) -> Any:
 def remove_all(path: str, token: str) -> None:
     """Remove the client's containers and its heartbeat.
 
+    Args:
+        path: The path of the engine's socket.
+        token: The client's token, with which its containers and its heartbeat are labeled.
+
     Raises:
         OSError: If the engine doesn't answer, or refuses.
         ValueError: If a response is not JSON.
@@ -78,7 +87,10 @@ def remove_all(path: str, token: str) -> None:
 
 
 def client_died(process: int) -> bool:
-    """Wait until the client ends and return whether it left its containers to this program."""
+    """Wait until the client ends and return whether it left its containers to this program.
+
+    `process` is a pidfd of the client, or -1 to watch only the standard input.
+    """
     poller = select.poll()
     poller.register(0, select.POLLIN)
     if process >= 0:
@@ -88,7 +100,13 @@ def client_died(process: int) -> bool:
 
 
 def main(process: int, path: str, token: str) -> None:
-    """Wait until the client ends and remove its leftovers, retrying while the engine does not answer."""
+    """Wait until the client ends and remove its leftovers, retrying while the engine does not answer.
+
+    Args:
+        process: A pidfd of the client's process, or -1.
+        path: The path of the engine's socket.
+        token: The client's token.
+    """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if not client_died(process):

@@ -37,7 +37,10 @@ PR_SET_DUMPABLE = 4
 
 
 def main(own_imports: Callable[..., Any]) -> None:
-    """Run the case that the orders describe, and report its outcome."""
+    """Run the case that the orders on stdin describe, and report its outcome.
+
+    `own_imports` is the class `OwnImports` of the import finder, which this function installs.
+    """
     orders = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     seal(orders["report"])
@@ -56,7 +59,10 @@ def main(own_imports: Callable[..., Any]) -> None:
 
 
 def seal(report: int) -> None:
-    """Protect our memory and the report from the processes that tests start, which run the code under test."""
+    """Protect our memory and the descriptor `report` from the processes that tests start.
+
+    Those processes run the code under test.
+    """
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     os.set_inheritable(report, False)
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -127,7 +133,10 @@ def run_command(orders: dict[str, Any]) -> dict[str, Any]:
 
 
 def script(word: str, orders: dict[str, Any]) -> str:
-    """Return the path of the file that a command runs: the hidden one if it exists, else the working folder's."""
+    """Return the path of the file that a command runs and that `word` names.
+
+    It is the hidden file if there is one, else the working folder's.
+    """
     if os.path.normpath(word) in orders["files"]:
         return os.path.join(orders["hidden"], os.path.normpath(word))
     sys.path.append(os.path.dirname(os.path.abspath(word)))
@@ -154,7 +163,11 @@ def of_exit(leaving: SystemExit, orders: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_of_a_module(names: dict[str, Any], orders: dict[str, Any]) -> bool:
-    """Return whether the names belong to a module that is a hidden file or comes from outside the working folder."""
+    """Return whether a frame's globals, `names`, are those of an imported module that is trusted.
+
+    A module is trusted if it is a hidden file, or comes from outside the working folder, such as an installed
+    package.
+    """
     module = sys.modules.get(str(names.get("__name__")))
     if module is None or vars(module) is not names or module.__spec__ is None:
         return False

@@ -183,7 +183,15 @@ def remove(path: str) -> None:
 def run_case(
     orders: dict[str, Any], work: str, files: Mapping[str, bytes], folder: str, seconds: float
 ) -> dict[str, Any]:
-    """Run one case with separate hidden files and a separate HOME below `folder`; return its report and output."""
+    """Run one case with its own hidden files and its own HOME, and return its report and output.
+
+    Args:
+        orders: The orders for this case.
+        work: The folder in which the case runs: the copy of the working folder.
+        files: The contents of the hidden files, keyed by path. They are written into `work`, too.
+        folder: The folder below which a temporary folder for the case is created, which contains its HOME.
+        seconds: Time limit of the case.
+    """
     if seconds <= 0:
         return {"failed": "the time ran out before this case started"}
     for shared in (folder, work):
@@ -199,7 +207,10 @@ def run_case(
 
 
 def own_hidden(own: str, files: Mapping[str, bytes]) -> str:
-    """Return a new folder with the hidden files for one case, for sandboxes where they can't be made read-only."""
+    """Create a folder with the hidden files for one case below the case's folder `own`, and return its path.
+
+    Used in sandboxes where the hidden files can't be made read-only.
+    """
     hidden = os.path.join(own, "hidden")
     os.mkdir(hidden)
     place(hidden, files)
@@ -207,7 +218,15 @@ def own_hidden(own: str, files: Mapping[str, bytes]) -> str:
 
 
 def run_process(orders: dict[str, Any], work: str, hidden: str, home: str, seconds: float) -> dict[str, Any]:
-    """Run one case in a separate process; return its report and output."""
+    """Run one case in a separate process; return its report and output.
+
+    Args:
+        orders: The orders for this case.
+        work: The current folder of the process.
+        hidden: The folder that contains the hidden files.
+        home: The process's HOME and folder for temporary files.
+        seconds: Time limit of the case.
+    """
     token = secrets.token_hex(16)
     shell = orders["kind"] == "shell"
     with ExitStack() as opened:
@@ -259,7 +278,13 @@ def text_of(file: Any, limit: int) -> str:
 
 
 def report_of(text: str, token: str, code: int) -> dict[str, Any]:
-    """Return the report of a case, or a failure if its process ended early or tampered with the report."""
+    """Return the report of a case, or a failure if its process ended early or tampered with the report.
+
+    Args:
+        text: Everything that was written to the descriptor for the report.
+        token: The secret with which a genuine report begins.
+        code: Exit code of the process.
+    """
     head, found, line = text.partition(token)
     if head or not found or not line.endswith("\n"):
         return {"failed": f"the process ended before its tests finished, with exit code {code}"}

@@ -110,7 +110,7 @@ def of_value(value: Any, expected: Expected, *, printed: bool) -> str | None:
         try:
             said = expected(value)
             if inspect.isawaitable(said):
-                raise TypeError("it is async; give a function that is not")
+                raise TypeError("the function is async; give a function that is not")
             right = bool(said)
         except Exception as error:  # The tested code chose the value, so only this case fails, not the rollout.
             return f"the function in expect raised {type(error).__name__} for {shown(value)}: {error}"

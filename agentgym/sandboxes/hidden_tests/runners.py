@@ -64,7 +64,10 @@ def skipped(why: object) -> str:
 
 
 def tests_in(given: list[str]) -> list[str]:
-    """Return the hidden files that can contain tests; if there are any, tests are collected only from them."""
+    """Return those of the hidden files `given` that can contain tests.
+
+    If there are any, tests are collected only from them.
+    """
     found = [path for path in given if path.endswith(".py")]
     return [path for path in found if os.path.basename(path) not in ("conftest.py", "__init__.py")]
 
@@ -138,7 +141,10 @@ def ids(test: Any) -> "list[str]":
 
 
 def hidden_module(words: list[str], orders: dict[str, Any]) -> types.ModuleType:
-    """Import a hidden file under its dotted name, without importing its parent folders as packages."""
+    """Import a hidden file under the dotted name whose components are `words`.
+
+    Its parent folders are not imported as packages.
+    """
     name = ".".join(words)
     if name not in sys.modules:
         spec = util.spec_from_file_location(name, os.path.join(orders["hidden"], *words) + ".py")
@@ -220,7 +226,11 @@ def settings(orders: dict[str, Any]) -> list[str]:
 
 
 def installed(places: list[str]) -> list[str]:
-    """Return the options that load plugins of installed packages only, not plugins in the sandbox's own files."""
+    """Return the options that make pytest load the plugins of installed packages only.
+
+    Plugins in the sandbox's own files are not loaded. `places` are the folders that are searched for packages:
+    `sys.path` as it was before the sandbox's own folders were added.
+    """
     from importlib import metadata
 
     found = [entry for package in metadata.distributions(path=places) for entry in package.entry_points]

@@ -45,7 +45,8 @@ def drop_root() -> list[str]:
 def bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int], extra: Sequence[str]) -> list[str]:
     """Return the bubblewrap command with its options, without the program to run.
 
-    The in-memory file systems that bubblewrap mounts are for episodes that can't get fresh ones from the server.
+    For each episode, the server in the sandbox mounts fresh in-memory file systems. Those that bubblewrap mounts are
+    used if the server can't do so.
 
     Args:
         interpreter: Path of the Python in the sandbox.

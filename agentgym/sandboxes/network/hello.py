@@ -91,8 +91,8 @@ class Tunnel:
     """Forwards a tunnel in both directions; every TLS ClientHello in it must request the tunnel's host.
 
     Many hosts share addresses, and the name in the ClientHello decides which of them responds. A host may request a
-    second ClientHello (HelloRetryRequest), so the client's next handshake message is delayed until it is known whether
-    the host did.
+    second ClientHello (HelloRetryRequest), which must be checked, too. So the client's next handshake message is held
+    back until the host's response shows whether the host has requested one.
     """
 
     def __init__(self, client: Stream, host: Stream, request: Request, *, only_tls: bool) -> None:
@@ -112,7 +112,7 @@ class Tunnel:
             self._is_tls = True
             await self._go_on(sent)
         elif start and self._only_tls:
-            raise Malformed(f"no TLS in a tunnel to {self._request.host}:{self._request.port}")
+            raise Malformed(f"the client must use TLS in the tunnel to {self._request.host}:{self._request.port}")
         elif start:
             self._say(start, sent)
         await pump(self._client, self._host, sent)
@@ -156,7 +156,12 @@ class Tunnel:
         return len(said)
 
     async def _go_on(self, sent: Count) -> None:
-        """Forward the client's records until the host would accept no further ClientHello."""
+        """Forward the client's records, until no further ClientHello is possible or the second one has been forwarded.
+
+        Raises:
+            Malformed: If a record is invalid, or if a second ClientHello is for another host or was not requested by
+                the host.
+        """
         quiet = True
         while head := await self._client.reader.read(1):
             if head[0] == HANDSHAKE:
@@ -165,7 +170,7 @@ class Tunnel:
                     return
                 record = await self._record(head)
                 if quiet and record[RECORD_HEAD] == CLIENT_HELLO:
-                    raise Malformed("the host did not request a second TLS ClientHello")
+                    raise Malformed("the client sent a second TLS ClientHello, but the host did not request one")
                 self._say(record, sent)
                 return
             quiet = quiet and head[0] != CHANGE_CIPHER  # Later records are encrypted.
@@ -191,7 +196,9 @@ class Tunnel:
             start = b""
         name = server_name(message)
         if name != self._request.host:
-            raise Malformed(f"TLS for {name or 'no name'} in a tunnel to {self._request.host}")
+            raise Malformed(
+                f"the TLS ClientHello names {name or 'no host'}, but the tunnel leads to {self._request.host}"
+            )
         self._say(raw, sent)
 
     async def _record(self, start: bytes) -> bytes:

@@ -210,7 +210,7 @@ class Meter:
 
 
 async def _exchange(client: Stream, host: Stream, request: Request, meter: Meter) -> None:
-    """Forward a tunnel in both directions, or one request to the host until its response ends."""
+    """Serve an allowed request: forward a tunnel in both directions, or forward one HTTP request and its response."""
     if request.is_tunnel:
         client.writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         if parse_address(request.host) is not None:  # Listing an address allows every host that responds there.
@@ -267,7 +267,15 @@ async def _look_up(host: str, port: int) -> list[Address]:
 async def _pass_on(
     source: Stream, reading: h11.Connection, target: Stream, writing: h11.Connection, count: Count
 ) -> None:
-    """Forward the rest of one message, rewritten without trailers, interim responses or anything after its end."""
+    """Forward the rest of one message, rewritten without trailers, interim responses or anything after its end.
+
+    Args:
+        source: The connection that the message comes from.
+        reading: Parses the message.
+        target: The connection that the message goes to.
+        writing: Formats the message anew.
+        count: Called with the size of each piece that was read.
+    """
     event: object = None
     try:
         while not isinstance(event, h11.EndOfMessage):
@@ -284,7 +292,7 @@ async def _pass_on(
             await asyncio.sleep(0)  # Let other tasks run during a message of many small chunks.
         target.writer.write(writing.send(h11.EndOfMessage()))
     except h11.ProtocolError as error:
-        raise Malformed(f"a message that is not HTTP/1.1: {error}"[:MAX_SAID]) from None
+        raise Malformed(f"the request or the response is not HTTP/1.1: {error}"[:MAX_SAID]) from None
 
 
 def _refused(status: int, why: str) -> bytes:

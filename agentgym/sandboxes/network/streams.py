@@ -19,7 +19,10 @@ class Stream:
 
     @classmethod
     async def over(cls, connection: socket.socket, limit: int = PIECE) -> "Stream":
-        """Open streams over a duplicate of the socket; the caller must still close the socket itself."""
+        """Return a Stream over a duplicate of the socket; the caller must still close the socket itself.
+
+        `limit` is the reader's buffer limit in bytes, beyond which `readuntil` fails.
+        """
         twin = connection.dup()
         try:
             return cls(*await asyncio.open_connection(sock=twin, limit=limit))

@@ -21,13 +21,13 @@ MAX_PATH = 4096
 
 
 def check_text(name: str, value: object) -> None:
-    """Raise ValueError if the value is not a str; paths in a sandbox are text."""
+    """Raise ValueError if the value of the argument `name` is not a str."""
     if not isinstance(value, str):
         raise ValueError(f"{name}: must be text, got {value!r:.80}")
 
 
 def check_path(path: object, name: str = "path") -> None:
-    """Raise ValueError if this is not a path that a sandbox accepts.
+    """Check that a path in a sandbox has a valid type and length; `name` is the argument's name in the error.
 
     Raises:
         ValueError: If it is not a str.

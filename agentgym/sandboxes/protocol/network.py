@@ -23,7 +23,7 @@ class NetworkRequest:
     why: str
     """The reason for every outcome other than "allowed"."""
     sent: int
-    """Bytes from the sandbox to the host."""
+    """Bytes from the sandbox to the requested `host`."""
     received: int
 
 

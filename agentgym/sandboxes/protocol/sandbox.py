@@ -225,10 +225,10 @@ class Sandbox(ABC):
         Args:
             code: Python code with test functions, or for the expressions of `expect`.
             command: A command that runs tests, as text or as a list of words.
-            files: Hidden files, keyed by path, which are written anew for each case. They replace anything at their
-                paths or that could shadow them, such as a package of the same name. In `code` and plain Python
-                commands, tests find no module, fixture or configuration of the episode next to them. Nor does a library
-                import any of its own modules from the episode's files.
+            files: Hidden files, keyed by path, which are written anew for each case. They replace everything
+                that is at their paths or could shadow them, such as a package of the same name. In `code` and plain
+                Python commands, tests find no module, fixture or configuration of the episode next to them. Nor does
+                a library import any of its own modules from the episode's files.
             expect: The expected value, or a function on the host that judges a value, for each expression or input.
             timeout_s: Time limit in seconds for all cases together.
 
@@ -363,8 +363,8 @@ class Sandbox(ABC):
     ) -> Sequence[str]:
         """Copy a file from the sandbox to `target`, or a folder's content into the folder `target`.
 
-        Code in the sandbox decides whether `source` is a file or a folder, even an empty one, and `target` becomes the
-        same. So check which of them `target` is.
+        Code in the sandbox decides whether `source` is a file, a folder or an empty folder, and `target` becomes the
+        same. So check afterward whether `target` is a file or a folder.
 
         Args:
             source: The file or folder in the sandbox.

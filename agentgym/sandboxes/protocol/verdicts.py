@@ -1,4 +1,4 @@
-"""Collects the failed cases of a rollout from the verdicts of its sandbox, for the block that asked for them."""
+"""Collects the failed cases of hidden tests that run during a `with` statement, from the verdicts of the sandbox."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -16,9 +16,9 @@ _noted: ContextVar[dict[str, str] | None] = ContextVar("_noted", default=None)
 
 
 class noting_failed_cases:
-    """Collects the cases that fail in a block's verdicts: `with noting_failed_cases() as failed`.
+    """Collects the cases that fail in verdicts inside a `with` statement: `with noting_failed_cases() as failed`.
 
-    `failed` maps each case's name to the reason. A case that passes later is removed.
+    `failed` maps each case's name to the reason. A case that passes in a later verdict is removed.
     """
 
     __slots__ = ("_before",)
@@ -33,7 +33,7 @@ class noting_failed_cases:
 
 
 def note(verdict: Verdict) -> Verdict:
-    """Record a verdict's cases for the `noting_failed_cases` block that is running, if any, and return the verdict."""
+    """Return the verdict, after recording its cases for the innermost active `noting_failed_cases`, if any."""
     failed = _noted.get()
     if failed is not None:
         for name in verdict.cases:
@@ -43,7 +43,14 @@ def note(verdict: Verdict) -> Verdict:
 
 
 def note_failed(name: str, why: str) -> None:
-    """Record a failure that is not a case of a verdict, such as a reward, for the block that is running, if any."""
+    """Record a failure other than a failed case of hidden tests, such as a reward that is 0.0 because of an error.
+
+    It is added to the innermost active `noting_failed_cases`, if any.
+
+    Args:
+        name: The name of what failed, such as a reward.
+        why: The reason.
+    """
     failed = _noted.get()
     if failed is not None:
         failed[name] = why

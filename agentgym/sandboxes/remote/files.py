@@ -186,9 +186,10 @@ class Files(Programs):
 
     @contextmanager
     def _transfer(self) -> Iterator[int]:
-        """Yield the number of a transfer.
+        """Yield the number of a new transfer of a file.
 
-        If the transfer fails, the sandbox is told to drop it, unless the sandbox itself refused it.
+        If the transfer fails, the host tells the sandbox to drop what has been transferred, except if the sandbox
+        itself has refused the transfer.
         """
         number = self.link.new_number()
         try:
@@ -204,10 +205,11 @@ class Files(Programs):
                 await self._call("write", body, left_until(deadline), files=names)
 
     async def _list(self, path: str, timeout_s: float) -> Sequence[str]:
-        """Return the names in a folder; those of folders end with a slash.
+        """Return the names in a folder; names of subfolders end with a slash.
 
-        Names that are not UTF-8 keep their bytes. The names become paths on this machine, so a sandbox that answers
-        with anything else, such as a path, is cut off.
+        In a name that is not UTF-8, the invalid bytes are escaped as by `os.fsdecode`. The names become paths on this
+        machine. So if an answer contains anything other than plain names, such as a path, the connection to the
+        sandbox is closed.
         """
         check_path(path)
         body = (await self._call("list", b"", timeout_s, path=path)).body

@@ -102,8 +102,16 @@ class Link:
     ) -> Frame:
         """Make one call and return its answer.
 
-        A cancelled call is ended inside the sandbox, too. `carry` gets each part of a stream and returns the bytes of
-        the reply; the sandbox sends the next part only after the reply.
+        A cancelled call is ended inside the sandbox, too.
+
+        Args:
+            op: The operation that the sandbox's server performs.
+            body: The raw bytes of the request.
+            patience_s: Seconds to wait for the end of the call; after that, the connection is closed.
+            serve: The host functions that code in the sandbox may call during the call; None for none.
+            carry: Takes each part of a stream, and returns the bytes of the reply. The sandbox sends the next part
+                only after the reply.
+            **fields: Further fields of the request.
 
         Raises:
             SandboxError: If the sandbox doesn't answer.

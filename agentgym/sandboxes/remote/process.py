@@ -205,7 +205,7 @@ class RemoteProcess:
         """Raise an error if the program was lost before its exit code arrived.
 
         Raises:
-            ClosedError: If the program's block or its lease has ended.
+            ClosedError: If the program's `async with` statement or its lease has ended.
             SandboxKilledError: If code in the sandbox ended the sandbox.
             SandboxError: If the sandbox was lost for another reason.
         """

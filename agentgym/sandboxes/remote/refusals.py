@@ -37,6 +37,10 @@ def with_advice(why: str) -> str:
 def raise_refusal(envelope: Mapping[str, Any], fields: Mapping[str, object]) -> None:
     """Raise the error that a sandbox's answer contains, if any.
 
+    Args:
+        envelope: The fields of the answer.
+        fields: The fields of the call. If they contain a `path`, an error with an errno names it.
+
     Raises:
         SandboxContentError: If the sandbox refused the call.
         ValueError: If the sandbox refused an argument.

@@ -56,6 +56,13 @@ class RemoteSandbox(Files, Surroundings, Branch):
     ) -> "RemoteSandbox":
         """Wait for the server's first message and return the sandbox.
 
+        Args:
+            wire: The connection to the server.
+            digest: The image's digest or the kind of sandbox; the version of the sandbox's Python is appended to it.
+            end: Called after the connection was closed, to end the sandbox.
+            network: The client's access to the sandbox's network; None for no access.
+            why_it_ended: Returns how the code in the sandbox ended the sandbox; None if that can't be determined.
+
         Raises:
             SandboxError: If it is not the expected message, in which case the connection is closed.
         """

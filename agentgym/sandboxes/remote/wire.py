@@ -28,7 +28,7 @@ _decode = json.JSONDecoder().raw_decode  # The wrappers json.dumps and json.load
 def _encoder() -> Callable[[Any], str]:
     """Return a function like json.dumps, but without the setup that json.dumps repeats in each call.
 
-    That setup takes as long as the rest.
+    That setup takes as long as the encoding itself.
     """
     plain = json.JSONEncoder(check_circular=False)
     make = getattr(json.encoder, "c_make_encoder", None)
@@ -62,7 +62,10 @@ def encode(envelope: dict[str, Any], body: bytes = b"") -> bytes:
         envelope = {**envelope, "body": len(body)}
     head = _encode(envelope).encode()
     if len(head) > MAX_ENVELOPE or len(body) > MAX_BODY:
-        raise FrameTooLarge(f"a frame of {len(head)} + {len(body)} bytes is over {MAX_ENVELOPE} + {MAX_BODY}")
+        raise FrameTooLarge(
+            f"the frame has an envelope of {len(head)} bytes and a body of {len(body)} bytes, but the limits are "
+            f"{MAX_ENVELOPE} and {MAX_BODY}"
+        )
     return _LENGTH.pack(len(head)) + head + body
 
 

@@ -207,12 +207,12 @@ def greeting(name: str | None) -> bytes:
     [
         (greeting("localhost"), ""),
         (greeting("LOCALHOST"), ""),
-        (greeting("evil.com"), "TLS for evil.com in a tunnel to localhost"),
-        (greeting(None), "TLS for no name in a tunnel to localhost"),
+        (greeting("evil.com"), "the TLS ClientHello names evil.com, but the tunnel leads to localhost"),
+        (greeting(None), "the TLS ClientHello names no host, but the tunnel leads to localhost"),
         (greeting("localhost")[:100], "the TLS ClientHello ends too early"),
         (b"\x16\x03\x01\xff\xff" + bytes(99), "not a TLS ClientHello"),
         (b"\x16\x03\x01\x00\x05" + bytes(5), "not a TLS ClientHello"),
-        (b"not tls", "no TLS in a tunnel to localhost:"),
+        (b"not tls", "the client must use TLS in the tunnel to localhost:"),
     ],
     ids=["the host", "the host in capitals", "another host", "no host", "cut", "too long", "too short", "no TLS"],
 )
@@ -364,10 +364,15 @@ ALERT = b"\x15\x03\x01\x00\x02\x01\x70"
     [
         (ASKS_AGAIN, b"", "localhost", ""),
         (ASKS_AGAIN, CHANGE + EARLY, "localhost", ""),
-        (ALERT + ASKS_AGAIN, b"", "evil.com", "TLS for evil.com in a tunnel to localhost"),
-        (ASKS_AGAIN, b"", "evil.com", "TLS for evil.com in a tunnel to localhost"),
-        (ASKS_AGAIN, CHANGE + EARLY, "evil.com", "TLS for evil.com in a tunnel to localhost"),
-        (ANSWERS, b"", "localhost", "the host did not request a second TLS ClientHello"),
+        (ALERT + ASKS_AGAIN, b"", "evil.com", "the TLS ClientHello names evil.com, but the tunnel leads to localhost"),
+        (ASKS_AGAIN, b"", "evil.com", "the TLS ClientHello names evil.com, but the tunnel leads to localhost"),
+        (
+            ASKS_AGAIN,
+            CHANGE + EARLY,
+            "evil.com",
+            "the TLS ClientHello names evil.com, but the tunnel leads to localhost",
+        ),
+        (ANSWERS, b"", "localhost", "the client sent a second TLS ClientHello, but the host did not request one"),
         (in_records(b"\x02\x00\x00\x28", 2), b"", "evil.com", "the host's TLS ServerHello is fragmented"),
     ],
 )
@@ -442,7 +447,7 @@ def message(name: str, *extensions: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("sizes", [(1,), (2, 3), (40, 20), (1,) * 20])
-@pytest.mark.parametrize(("name", "why"), [("localhost", ""), ("evil.com", "TLS for evil.com")])
+@pytest.mark.parametrize(("name", "why"), [("localhost", ""), ("evil.com", "the TLS ClientHello names evil.com")])
 async def test_a_client_hello_in_several_records_is_read_as_a_whole(
     sizes: tuple[int, ...], name: str, why: str
 ) -> None:

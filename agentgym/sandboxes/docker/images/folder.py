@@ -105,7 +105,10 @@ def build_folder(
 
 
 def declared_arguments(dockerfile: str) -> set[str]:
-    """Return the names that a Dockerfile declares with ARG; only these pip settings are sent to the engine."""
+    """Return the names that a Dockerfile declares with ARG.
+
+    Of the user's pip settings, only those with such a name are sent to the engine.
+    """
     joined = re.sub(r"\\\s*\n", " ", dockerfile)
     lines = [line.split() for line in joined.splitlines()]
     words = [word for line in lines if line and line[0].upper() == "ARG" for word in line[1:]]

@@ -55,7 +55,10 @@ def _names(image: dict[str, Any]) -> tuple[str, ...]:
 
 
 def remove_former(client: "docker.APIClient", image: Former) -> None:
-    """Remove the image and its names, if it still exists; if another image is built on it, its last name remains."""
+    """Remove all names of an image, and the image with its last name, if they still exist.
+
+    If another image is built on this image, the image remains, and so does its last name.
+    """
     from docker.errors import APIError, ImageNotFound
 
     for name in image.names or (image.id,):

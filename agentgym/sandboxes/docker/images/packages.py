@@ -108,8 +108,8 @@ def _bring(client: "docker.APIClient", container: str) -> dict[str, str]:
 def _own_pip() -> str | None:
     """Return the folder of this Python's pip, or None if it has none.
 
-    Only `sys.path` is searched: setuptools hooks into the usual search, mistakes it for a run of pip, and then can't be
-    imported anymore.
+    Only the folders of `sys.path` are searched. The usual search also asks import hooks. That of setuptools mistakes
+    the search for a run of pip, after which setuptools can't be imported anymore.
     """
     found = PathFinder.find_spec("pip")
     folders = None if found is None else found.submodule_search_locations

@@ -13,13 +13,13 @@ from contextlib import suppress
 
 
 def end(group: int) -> None:
-    """Kill all processes of the command."""
+    """Kill all processes of the command, given its process group."""
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 
 
 def end_with_input(group: int) -> None:
-    """Kill all processes of the command when the input ends."""
+    """Kill all processes of the command, given its process group, once this program's standard input ends."""
     while os.read(0, 1):
         pass
     end(group)
