@@ -188,7 +188,7 @@ def _why_no_snapshot(file: BinaryIO) -> str:
 
 @contextmanager
 def new_file(target: Path) -> Iterator[BinaryIO]:
-    """Yield a file that replaces `target` if the block succeeds, and is deleted otherwise.
+    """Yield a file that replaces `target` if the `with` block succeeds, and is deleted otherwise.
 
     Until then, the file has no name, so a killed process leaves nothing behind. If the file system doesn't support
     unnamed files, the file has a hidden name.

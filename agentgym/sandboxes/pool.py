@@ -95,7 +95,7 @@ class Pool:
 
     async def _end_all(self) -> None:
         self._closed = True
-        self._lifetime.end("the block of the pool ended")
+        self._lifetime.end("the `async with` block of the pool ended")
         for sandbox in self._episodes:
             sandbox.cut()
         sandboxes = list(self._episodes)
@@ -176,7 +176,7 @@ class Pool:
 
     @contextmanager
     def _said_when_slow(self) -> Iterator[None]:
-        """Log a warning with advice, once per pool, if a lease waits too long."""
+        """Log a warning with advice, once per pool, if a lease waits in the `with` block for over SLOW_LEASE_S."""
         saying = asyncio.get_running_loop().call_later(SLOW_LEASE_S, self._say_it_waits)
         try:
             yield
@@ -244,12 +244,12 @@ async def _settled(task: "asyncio.Future[None]") -> None:
 async def open_pool(
     start: Callable[[], Awaitable[RemoteSandbox]], size: int, sweep: Callable[[], Awaitable[None]] | None = None
 ) -> AsyncIterator[Pool]:
-    """Open a pool that is maintained every minute and closed when the block ends.
+    """Open a pool that is maintained every minute, and closed when the `async with` block ends.
 
     Args:
         start: Starts a sandbox.
         size: Maximum number of sandboxes.
-        sweep: Called after each maintenance, to remove the leftovers of ended processes; None for nothing.
+        sweep: Called after each maintenance, to remove the leftovers of processes that have ended; None for nothing.
 
     Yields:
         The pool.

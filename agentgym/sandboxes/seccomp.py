@@ -100,7 +100,11 @@ def filters(*, network: bool = False) -> Mapping[str, str]:
 
 
 def numbers(table: str) -> dict[str, int]:
-    """Return the system call numbers by name, parsed from runs such as `13: rt_sigaction rt_sigprocmask`."""
+    """Return the numbers of the system calls in a table, keyed by name.
+
+    In the table, each run of consecutive numbers is its first number and the calls' names, such as `13: rt_sigaction
+    rt_sigprocmask`.
+    """
     found: dict[str, int] = {}
     number = 0
     for word in table.split():
@@ -115,8 +119,13 @@ def numbers(table: str) -> dict[str, int]:
 def _filter(rules: Sequence[Mapping[str, Any]], architecture: int, known: Mapping[str, int]) -> Iterator[bytes]:
     """Yield the filter's instructions.
 
-    The check that kills a process of another architecture comes first, then the refused socket options, then ranges of
-    unconditional calls, then the calls with conditions, one by one.
+    The check that kills a process of another architecture comes first, then the refused socket options, then ranges
+    of unconditional calls, then the calls with conditions, one by one.
+
+    Args:
+        rules: The allow-list's rules, as in sandbox/seccomp.json.
+        architecture: The audit number of the architecture.
+        known: The architecture's system call numbers, keyed by name.
     """
     yield _step(LOAD, ARCHITECTURE)
     yield _step(JUMP_EQUAL, architecture, yes=1)

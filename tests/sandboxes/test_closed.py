@@ -123,9 +123,9 @@ async def test_a_program_and_a_shell_raise_after_their_block(pool: SandboxPool) 
             program.stdout.read,
             program.stderr.read,
         ):
-            with pytest.raises(ClosedError, match=r"the program was closed .* when its block ended"):
+            with pytest.raises(ClosedError, match=r"the program was closed .* when its `async with` block ended"):
                 await use()
-        with pytest.raises(ClosedError, match=r"the shell was closed .* when its block ended"):
+        with pytest.raises(ClosedError, match=r"the shell was closed .* when its `async with` block ended"):
             await shell.run("true")
 
 
@@ -147,7 +147,9 @@ async def test_a_closed_pool_raises_for_waiting_and_new_leases() -> None:
         await sandboxes.close()
         with pytest.raises(ClosedError, match="the pool was closed"):
             await waiting
-        with pytest.raises(ClosedError, match=r"the sandbox was closed .* when the block of the pool ended"):
+        with pytest.raises(
+            ClosedError, match=r"the sandbox was closed .* when the `async with` block of the pool ended"
+        ):
             await sandbox.python("1")
     with pytest.raises(ClosedError, match="the pool was closed"):
         await enter(sandboxes.lease())

@@ -328,7 +328,7 @@ async def test_a_large_command_and_large_output_pass_through_a_shell(sandbox: Sa
 async def test_a_closed_shell_is_refused(sandbox: Sandbox) -> None:
     async with sandbox.shell() as shell:
         pass
-    with pytest.raises(ClosedError, match=r"the shell was closed .* when its block ended"):
+    with pytest.raises(ClosedError, match=r"the shell was closed .* when its `async with` block ended"):
         await shell.run("true")
 
 

@@ -98,7 +98,7 @@ def podman_ulimits() -> "list[Ulimit]":
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """Translate the Docker engine's errors within the block into SandboxErrors.
+    """Translate errors of the Docker engine that are raised inside the `with` statement into SandboxErrors.
 
     Raises:
         SandboxError: If the engine refuses a request, or this process can open no more files.

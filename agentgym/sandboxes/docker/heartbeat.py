@@ -215,9 +215,9 @@ class Heart:
 
 @contextmanager
 def lent_labels(client: "docker.APIClient") -> Iterator[dict[str, str]]:
-    """Yield labels for temporary containers, which no sweep removes before the block ends.
+    """Yield labels for temporary containers, which no sweep removes before the `with` block ends.
 
-    The labels belong to a client whose heartbeat is sent while the block runs.
+    The labels belong to a client whose heartbeat is sent until then.
     """
     token = secrets.token_hex(6)
     heart = Heart(token, lambda: client, lambda error: None)

@@ -74,7 +74,7 @@ class FakeShell:
 
 
 def blocking(function: HostFunction, loop: asyncio.AbstractEventLoop) -> Callable[..., object]:
-    """Wrap a host function for blocking calls from another thread."""
+    """Wrap a host function so that another thread can call it, which waits while the function runs in `loop`."""
 
     async def answer(*args: Any, **kwargs: Any) -> object:
         value = function(*args, **kwargs)

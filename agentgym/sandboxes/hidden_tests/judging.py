@@ -21,7 +21,13 @@ class Judging:
     """Judges the cases as they are reported, one by one, so that their full outputs need not be stored."""
 
     def __init__(self, kind: str, names: Sequence[str], expect: Mapping[str, Expected] | None) -> None:
-        """Prepare to judge cases of the given kind.
+        """Prepare to judge cases of one kind.
+
+        Args:
+            kind: "function", "value", "command" or "shell", as in the plan of the tests.
+            names: The names of the cases.
+            expect: The expected value, or a function that judges a value, for each case; None if values are not
+                compared.
 
         Raises:
             ValueError: If an expected value can't be written as JSON.
@@ -36,7 +42,10 @@ class Judging:
             self.expect = {name: value if callable(value) else plain(value) for name, value in (expect or {}).items()}
 
     def report(self, name: str | None, heard: Mapping[str, Any]) -> None:
-        """Judge a case by its report and output; without a name, record the module that the sandbox lacks."""
+        """Judge a case by `heard`, the harness's report on it with its output.
+
+        If `name` is None, the report says which module the sandbox lacks, and that is recorded instead.
+        """
         if name is None:
             self.lacks = str(heard["lacks"])
             return

@@ -69,9 +69,9 @@ def of_number(number: int, path: str | None = None, text: str | None = None) -> 
 
 @asynccontextmanager
 async def in_time(timeout_s: float | None, what: str) -> AsyncIterator[None]:
-    """Raise LateContent, whose message names `what`, if the block takes longer than `timeout_s` seconds.
+    """Raise LateContent if the `async with` block takes longer than `timeout_s` seconds; None means no limit.
 
-    None means no limit.
+    `what` says in the message which operation took too long.
     """
     try:
         async with asyncio.timeout(timeout_s) as limit:

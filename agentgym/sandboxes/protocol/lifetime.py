@@ -45,9 +45,9 @@ class Lifetime:
         return ClosedError(f"{self.what} was closed {time.monotonic() - at:.1f} s ago, when {why}: use it before that")
 
     def call(self) -> "Call":
-        """Return a context manager for a call that waits.
+        """Return a context manager for a call that waits, for use in a `with` statement around the call.
 
-        Its block raises ClosedError if the lifetime is over, or ends while the block runs.
+        The statement raises ClosedError if the lifetime is already over, or if it ends during the call.
         """
         return Call(self)
 

@@ -42,7 +42,7 @@ The result is None if something else ended the sandbox.
 
 
 _serving: ContextVar[frozenset[int]] = ContextVar("_serving", default=frozenset())
-"""Ids of the links whose sandboxes wait for the host function that is running."""
+"""Ids of the links whose sandboxes wait for the host function that is running in this context."""
 
 
 class Listener(Protocol):
@@ -295,7 +295,12 @@ class Link:
 
 
 def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
-    """Log, once per kind of sandbox, how it is reset, and warn about anything that its kernel does not allow."""
+    """Log, once per kind of sandbox, how it is reset, and warn about anything that its kernel does not allow.
+
+    Args:
+        hello: The server's first message.
+        digest: The sandbox's kind and version, which begins each log message.
+    """
     if hello.get("place") == "new":
         _tell_once(digest, "each episode has its own namespaces", logging.INFO)
     elif hello.get("why"):

@@ -177,7 +177,7 @@ class RemoteProcess:
 
         That is attributed to code in the sandbox, so later calls raise SandboxKilledError.
         """
-        self.lifetime.end("its block ended")
+        self.lifetime.end("its `async with` block ended")
         try:
             if not (self._lost or self._gone):
                 await self.tell("close")

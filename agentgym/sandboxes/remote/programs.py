@@ -72,7 +72,7 @@ class Programs(Calls):
             yield shell
         finally:
             if not shell.lifetime.is_over:
-                shell.lifetime.end("its block ended")
+                shell.lifetime.end("its `async with` block ended")
                 await self.link.finish("end_shell", timeout_s + MARGIN_S, shell=number)
 
     async def _run(

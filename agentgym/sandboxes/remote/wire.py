@@ -222,9 +222,10 @@ class Wire(asyncio.Protocol):
             self._waiter = None
 
     def _wake_at(self, time: float) -> None:
-        """Set the timer; one timer serves all waits, because most of them end long before it fires.
+        """Set this connection's only timer to fire at `time`, on the event loop's clock.
 
-        asyncio.timeout doesn't fit: if the event loop was blocked past the deadline, a frame that has arrived must win.
+        One timer serves one wait after another, because most waits end long before it fires. asyncio.timeout doesn't
+        fit: if the event loop was blocked past the deadline, a frame that has arrived must win.
         """
         if self._timer is not None:
             self._timer.cancel()

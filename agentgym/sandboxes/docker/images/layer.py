@@ -105,7 +105,7 @@ def lent_container(
     binds: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[str]:
-    """Yield a container for building, which is removed when the block ends.
+    """Yield the id of a container for building, which is removed when the `with` block ends.
 
     The container has no network unless `options` enable it.
     """
@@ -175,7 +175,7 @@ def commit(
 
 @contextmanager
 def put(client: "docker.APIClient", container: str) -> Iterator[tarfile.TarFile]:
-    """Yield a tar archive, which is unpacked at the container's root if the block succeeds."""
+    """Yield a tar archive to add files to, which is unpacked at the container's root if the `with` block succeeds."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             yield archive
