@@ -122,7 +122,7 @@ class TaskSandboxPools:
 
     async def close(self) -> None:
         """Close all pools; raise the first error only after all are closed."""
-        self._lifetime.end("the block of the pool ended")
+        self._lifetime.end("the `async with` block of the pool ended")
         pools, self._pools = self._pools, []
         results = await asyncio.gather(*(pool.close() for pool in pools), return_exceptions=True)
         for error in results:

@@ -163,7 +163,7 @@ async def start(sandbox: Sandbox) -> None:
         same("the exit code of a program that is killed", await killed.wait(timeout_s=30), -9)
     async with sandbox.start(["cat"]) as left:
         pass
-    await raises("a program after its block", ClosedError, left.write("x"))
+    await raises("a program after its `async with` block", ClosedError, left.write("x"))
 
 
 async def _read(program: SandboxProcess, size: int) -> bytes:
@@ -181,4 +181,4 @@ async def shell(sandbox: Sandbox) -> None:
         result("a shell's next command", shown, exit_code=7, stdout="a\nyx\n", stderr="err\n")
         result("a shell's command past its limit", await opened.run("sleep 60", timeout_s=1.0), status="timeout")
         same("a shell after a time-out", (await opened.run("echo z")).stdout, "z\n")
-    await raises("a shell after its block", ClosedError, opened.run("true"))
+    await raises("a shell after its `async with` block", ClosedError, opened.run("true"))
