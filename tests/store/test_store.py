@@ -414,8 +414,7 @@ def test_a_temporarily_locked_store_loses_nothing_and_a_later_loss_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
-    with RolloutWriter(tmp_path) as writer:
-        other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    with RolloutWriter(tmp_path) as writer, closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         for step in range(3):
             writer.add([group(rollout(f"a{step}/0"))], step=step)
@@ -430,7 +429,6 @@ def test_a_temporarily_locked_store_loses_nothing_and_a_later_loss_is_logged(
         writer.add([group(rollout("b/0"))], step=3)
         writer.flush()
         assert "1 are lost so far" in caplog.messages[2]
-        other.close()
     with RolloutStore(tmp_path) as store:
         assert [of.rollout.rollout_id for of in store.find()] == ["a0/0", "a1/0", "a2/0"]
         assert [of.advantages for of in store.find(ids=["a0/0"])] == [((0.5, -0.5),)]
@@ -442,13 +440,11 @@ def test_if_too_many_rollouts_wait_the_oldest_are_lost_and_counted(
 ) -> None:
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
     monkeypatch.setattr(writing, "HELD_MOST", 2)
-    with RolloutWriter(tmp_path) as writer:
-        other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    with RolloutWriter(tmp_path) as writer, closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         for step in range(5):
             writer.add([group(rollout(f"a{step}/0"))], step=step)
             writer.flush()
         assert writer.lost == 3
-        other.close()
     with RolloutStore(tmp_path) as store:
         assert [of.rollout.rollout_id for of in store.find()] == ["a3/0", "a4/0"]
