@@ -189,7 +189,12 @@ class _Side:
 
     @classmethod
     def holding(cls, found: Mapping[str, Mapping[int, float | None]], **known: Any) -> "_Side":
-        """Create a side from the reward of each attempt, which is None for a failed one."""
+        """Create a side from the reward of each attempt, which is None for a failed one.
+
+        Args:
+            found: The rewards by task id and attempt number.
+            **known: Other fields of the side, such as `seed`.
+        """
         scored = {name: {n: r for n, r in sorted(of.items()) if r is not None} for name, of in found.items()}
         rewards = [reward for of in scored.values() for reward in of.values()]
         attempts = {name: of for name, of in scored.items() if of}
@@ -230,7 +235,17 @@ def _number(rollout_id: str, otherwise: int) -> int:
 
 
 def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, trained: bool) -> tuple[str, int | None, str]:
-    """Return the requested evaluation's phase, step and name; the name of a separate evaluation is ""."""
+    """Return the requested evaluation's phase, step and name; the name of a separate evaluation is "".
+
+    Args:
+        folder: The folder, for messages.
+        held: The phase and step of each evaluation in the folder.
+        phase: The requested one of a run's evaluations, as for `compare`.
+        trained: Whether the folder has training rollouts.
+
+    Raises:
+        AgentGymError: If the folder contains no such evaluation.
+    """
     if not held:
         raise AgentGymError(f"run: {folder} contains no evaluation; pass the folder of one")
     if not trained and [of for of, _ in held] == [PHASE]:

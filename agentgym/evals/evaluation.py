@@ -82,7 +82,7 @@ class Evaluation:
         return {"eval/reward": round(self.reward, 4), **named, **passes, **counts}
 
     def named_rewards(self) -> dict[str, float]:
-        """Return the unweighted mean of each named reward over the rollouts that have it."""
+        """Return the mean of each named reward, before weighting, over the scored rollouts that have it."""
         means = self.groups.metrics()
         return {name.removeprefix("reward/"): of for name, of in means.items() if name.startswith("reward/")}
 

@@ -15,7 +15,7 @@ from agentgym.store.run_settings import SETTINGS
 from agentgym.tools.tool_threads import in_own_thread
 
 Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]
-"""For each model ("" is the evaluated one), by name: digests of all parts that its outputs depend on, by part."""
+"""Digests of all parts that a model's outputs depend on, by part, for each model by name; "" is the evaluated model."""
 KEPT = "fingerprints"
 """The key of the fingerprints in an evaluation's settings."""
 PARTS = {

@@ -117,9 +117,9 @@ class KeptRollouts:
         self._store.flush()
 
     def sign(self, group: Group) -> None:
-        """Write the signs that rollouts of a task are suspicious; call it after all of the task's rollouts were added.
+        """Store the signs that a task's rollouts are suspicious, which result from comparing them with each other.
 
-        Signs result from comparing the rollouts with each other.
+        Call it after all of the task's rollouts were added.
         """
         self._store.sign(group, phase=PHASE, step=0)
 
@@ -260,7 +260,11 @@ def _played(folder: Path, tasks: Mapping[str, Task], k: int, retry_failed: bool)
 
 
 def _refuse_fewer(folder: Path, played: Mapping[str, str], tasks: Collection[str], k: int) -> None:
-    """Raise ValueError if the scores would omit rollouts that the folder contains."""
+    """Raise ValueError if the scores would omit rollouts that the folder contains.
+
+    These are the rollouts of tasks that aren't in `tasks`, and those beyond the first `k` of a task. `played` has the
+    task id of each rollout in the folder, by rollout id.
+    """
     if others := sorted(set(played.values()) - set(tasks)):
         all_of = len(others) + len(tasks)
         raise ValueError(

@@ -25,10 +25,10 @@ Model: TypeAlias = Engine | Path | str
 
 @asynccontextmanager
 async def open_engine(model: Model) -> AsyncIterator[Engine]:
-    """Open the engine of a model or a URL, and close it after the block; yield a given engine unchanged.
+    """Open the engine of a model or a URL, and close it when the `async with` ends; yield a given engine unchanged.
 
-    For an adapter's folder, or the folder of a run that has an adapter, the base model is opened and the adapter
-    is loaded.
+    For an adapter's folder, or the folder of a run that has an adapter, the base model is opened and the adapter is
+    loaded.
 
     Raises:
         TypeError: If `model` isn't an engine, a path or a name.

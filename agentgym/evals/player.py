@@ -31,7 +31,7 @@ class EvaluationPlayer:
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
 
     async def play_all(self, left: Sequence[tuple[Task, int]], concurrency: int) -> None:
-        """Run these rollouts, at most `concurrency` at once."""
+        """Run the rollouts in `left`, each given as its task and its number, at most `concurrency` at once."""
         jobs = iter(left)
         try:
             async with asyncio.TaskGroup() as players:

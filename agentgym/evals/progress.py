@@ -14,7 +14,7 @@ LINES = 10
 
 @contextmanager
 def progress_bar(total: int, done: int, *, shown: bool) -> Iterator[Callable[[Rollout], None]]:
-    """Show a progress bar on stderr while the block runs, if `shown`.
+    """Show a progress bar on stderr until the `with` ends.
 
     If stderr isn't a terminal, a few plain lines are printed instead.
 

@@ -150,7 +150,10 @@ async def _write(
     step: int | None,
     concurrency: int,
 ) -> None:
-    """Write the store and the settings of the rescored rollouts."""
+    """Score the rollouts again, and write their store and their settings to the folder `part`.
+
+    The results are counted in `done`.
+    """
     with RolloutStore(run, one_read=True) as store:
         batches = sorted({(row.phase, row.step) for row in store.summaries(phase=phase, step=step, order="written")})
         if not batches:
@@ -175,7 +178,7 @@ async def _write(
 
 
 def _bytes_kept_in(run: Path, model: str, ids: Sequence[int]) -> dict[int, bytes]:
-    """Return the stored bytes of the run's tokens. Runs in the writer's thread."""
+    """Return the bytes of these token ids of `model`, as the run stored them. Runs in the writer's thread."""
     with RolloutStore(run) as store:
         return store.token_bytes(model, ids)
 
@@ -183,7 +186,7 @@ def _bytes_kept_in(run: Path, model: str, ids: Sequence[int]) -> dict[int, bytes
 async def _rescored(
     store: RolloutStore, scorer: "_Scorer", rollouts: Sequence[Rollout], done: Rescored, seed: int
 ) -> list[Group]:
-    """Return the rollouts of one batch with their new rewards, by task."""
+    """Return the rollouts of one batch with their new rewards, by task, and count them in `done`."""
     by_task: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         by_task[rollout.group_id].append(rollout)
@@ -205,7 +208,10 @@ async def _rescored(
 
 
 async def _gathered(jobs: Sequence[Coroutine[Any, Any, list[Rollout]]]) -> list[list[Rollout]]:
-    """Await all jobs; the first error cancels the others and is raised unwrapped."""
+    """Return the results of all jobs.
+
+    The first error cancels the other jobs, and is raised as it is, not in an exception group.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(job) for job in jobs]
@@ -300,18 +306,22 @@ def _check_scores(cls: type[Env[Any]]) -> None:
     owner: type = cls
     if not rewards_of(owner) and cls.score in (Env.score, ToolEnv.score):
         raise UnplayedError(
-            f"{cls.__name__}: its rewards come from its steps, and no reward is computed at the end; run the tasks "
-            "again with agentgym eval"
+            f"{cls.__name__}: can't be rescored, since all of its rewards come from its steps; run the tasks again "
+            "with agentgym eval"
         )
 
 
 def _check_given(cls: type[Env[Any]], rollout: Rollout, scores: Mapping[str, float]) -> None:
-    """Raise UnplayedError if a step may have given a named reward, since `score` may not have been called then."""
+    """Raise UnplayedError if a stored reward isn't among `scores`, which `score` has just returned.
+
+    A step may have given that reward, and `score` may then not have been called in the rollout. Group rewards, and
+    envs that don't override `step`, are not refused.
+    """
     given = [name for name in rollout.rewards if name not in scores and name != NAME]
     if given and cls.step is not ToolEnv.step:
         raise UnplayedError(
-            f"{cls.__name__}: the reward {given[0]!r} isn't one of `score`'s, so a step may have given it; run the "
-            "tasks again with agentgym eval"
+            f"{cls.__name__}: can't be rescored: `score` returned no reward {given[0]!r}, so a step may have given it; "
+            "run the tasks again with agentgym eval"
         )
 
 

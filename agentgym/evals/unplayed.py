@@ -64,7 +64,10 @@ def _last_message(rollout: Rollout) -> str:
 
 @cache
 def _watched(env: Any) -> Any:
-    """Return a subclass of the env whose instances raise UnplayedError on reading one of their `_unplayed` names."""
+    """Return a subclass of the env whose instances raise UnplayedError if an attribute in their `_unplayed` is read.
+
+    Once such an attribute is assigned, it can be read.
+    """
 
     def read(self: Any, name: str) -> Any:
         if name in object.__getattribute__(self, "__dict__").get("_unplayed", ()):
@@ -94,7 +97,7 @@ def _refused(env: type[Env[Any]], name: str) -> UnplayedError:
 
 
 def _asking(names: set[str]) -> str | None:
-    """Return the name of the running reward method, from the call stack; None if none is running."""
+    """Return which of the reward methods in `names` is running, from the call stack; None if none is."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

@@ -113,7 +113,7 @@ async def evaluate(
     if concurrency < 1:
         raise ValueError(f"concurrency: must be at least 1, got {concurrency}")
     if output_dir is None and (resume or retry_failed):
-        raise ValueError("resume, retry_failed: set `output_dir` to the evaluation's folder")
+        raise ValueError("resume, retry_failed: need the folder of the evaluation; set output_dir to it")
     if retry_failed and not resume:
         raise ValueError("retry_failed: only a resumed evaluation has failed rollouts to retry; set `resume` too")
     check_sandboxes(sandboxes)
@@ -219,7 +219,10 @@ def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, spl
 
 
 def _usable(played: Mapping[str, Rollout], tasks: Sequence[Task], k: int, judged: Set[str]) -> dict[str, Rollout]:
-    """Return the stored rollouts that needn't be run again. With group rewards, only complete groups count."""
+    """Return the stored rollouts that needn't be run again.
+
+    `judged` has the ids of the tasks with group rewards, of which only complete groups count.
+    """
     names = {task.id: rollout_ids(task, k) for task in tasks}
     whole = {name for name, ids in names.items() if name not in judged or all(one in played for one in ids)}
     return {name: done for name, done in played.items() if done.group_id in whole}

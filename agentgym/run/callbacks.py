@@ -131,7 +131,7 @@ class Callbacks:
     """The methods that are running in threads, as "Class.method"."""
 
     async def call(self, event: Event, *told: Any) -> None:
-        """Call every callback's method for an event."""
+        """Call the method `event` of every callback, with `told` as its arguments."""
         for callback in self.callbacks:
             await self._tell(callback, event, *told)
 

@@ -13,9 +13,9 @@ class ClusterConfig:
     """Settings for spreading a run's parts over a Ray cluster. Without --ray, all parts run in this process."""
 
     workers: Positive | None = None
-    """Number of rollout worker processes. None starts one per unit of the Ray resource "sandbox" that isn't used by
-    eval_workers, or one per node if no node has that resource, but at most prompts_per_step. Workers then start and
-    stop, between batches, as nodes join and leave.
+    """Number of rollout worker processes. None starts one per node, or one per unit of the Ray resource "sandbox" if a
+    node has it (units that eval_workers use don't count), but at most prompts_per_step. It also starts and stops
+    workers, between batches, as nodes join and leave.
     """
     worker_cpus: Above0 = 1.0
     """CPUs that Ray reserves for each rollout worker."""

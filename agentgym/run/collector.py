@@ -96,7 +96,7 @@ class Collector:
             schedule: What to run. Its `sampling` and `concurrency` default to the collector's.
             sampler_states: The result of `sampler_states()` in a stopped run, from which this scheduler resumes.
                 Empty for a new run.
-            alone: Whether only this process was lost and now rejoins the others, which kept running.
+            alone: Whether only this process resumes, because it was lost while the other processes kept running.
             on_rollout: Called with each rollout of this process when it ends.
 
         Yields:

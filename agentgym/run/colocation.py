@@ -10,10 +10,10 @@ from agentgym.run.config import RunConfig
 
 @asynccontextmanager
 async def lent_memory(run: RunConfig, collector: Collector) -> AsyncIterator[None]:
-    """Release the GPU memory of the servers that `engine.colocate` selects, and restore it after the block.
+    """Release the GPU memory of the servers that `engine.colocate` selects, and restore it after the `async with`.
 
-    Every training process must call this, and none may send requests during the block. Only the first process, which
-    launched the servers, contacts them. Does nothing if the run's servers aren't colocated.
+    Every training process must call this, and none may send requests inside the `async with`. Only the first process,
+    which launched the servers, contacts them. Does nothing if the run's servers aren't colocated.
     """
     engine, peers = collector.engine, collector.peers
     shared = isinstance(run.engine, SGLangConfig) and run.engine.colocate != "off"

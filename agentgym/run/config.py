@@ -72,7 +72,7 @@ class ModelRoleConfig:
 
 
 _VALUE = ("value_lr", "value_epochs", "value_clip")
-"""Settings of the trainer's critic."""
+"""The settings in `train` that only a critic uses."""
 
 
 @config(frozen=True, kw_only=True)
@@ -143,14 +143,15 @@ class RunConfig:
     oversample: OversampleConfig = OversampleConfig()
     """How many extra rollouts to start, and when to cut those that are still running."""
     max_staleness: Count = 0
-    """Maximum number of policy versions that a group's oldest token may lag behind when it is trained on. Above 0,
-    later batches are collected during training; 0 alternates between collecting and training.
+    """Maximum age, in policy versions, of a group's oldest token when the group is trained on. Above 0, later batches
+    are collected during training; 0 alternates between collecting and training.
     """
     max_turn_tokens: Positive | None = None
     """Maximum number of tokens per turn. None applies only the env's limits."""
     train_sampling: Sampling = Sampling()
-    """Sampling settings of training rollouts. Only the texts that end a turn can be set here; train.temperature and
-    max_turn_tokens set the rest.
+    """Sampling settings of training rollouts. Only stop, the texts that end a turn, can be set here. Set the
+    temperature with train.temperature and the token limit with max_turn_tokens; the other settings keep their
+    defaults.
     """
     eval_sampling: Sampling | None = None
     """Sampling settings of held-out evaluations; if max_tokens isn't set, max_turn_tokens applies. None samples as in

@@ -44,8 +44,8 @@ class Evaluations:
 
     `beside` is a collector with separate workers, or None. If it is given, the evaluations that `begin` starts run
     while training continues, one at a time. A result is recorded between two steps, under the step after which the
-    evaluation started. If the block ends with an error, a running evaluation is cancelled, and the resumed run reports
-    which result is missing.
+    evaluation started. If the `async with` ends with an error, a running evaluation is cancelled, and the resumed run
+    reports which result is missing.
     """
 
     def __init__(

@@ -241,7 +241,10 @@ class _Steps:
         self.callbacks.on_rollout(rollout)
 
     def new_sync(self, probe: Sequence[int], base: Sequence[float] = ()) -> WeightSync:
-        """Return a weight sync to the engine, which still has the base model's weights."""
+        """Return a weight sync to the engine, which still has the base model's weights.
+
+        `probe` and `base` are the `probe` and `probe_base` of the `RunState`; `base` is empty in a new run.
+        """
         trainer, engine = self.trainer, self.collector.engine
         return WeightSync(trainer, engine, probe, self.run.sampling, tolerance=self.run.probe_tolerance, base=base)
 
@@ -262,7 +265,7 @@ def schedule_of(run: RunConfig) -> Schedule:
 
 
 def _probe(groups: Groups) -> list[int]:
-    """Return the first ids of the first rollout segment that belongs to the policy.
+    """Return the first ids, at most `PROBE`, of the first segment in the batch that belongs to the policy.
 
     Raises:
         AgentGymError: If no rollout has such a segment.
@@ -280,7 +283,7 @@ async def open_callbacks(
 ) -> AsyncIterator[Callbacks]:
     """Open a run's trackers, and notify all callbacks when the run starts and if it fails.
 
-    Only the first process has callbacks.
+    The callbacks are the trackers, `Watch` and the user's callbacks (`given`). Only the first process has callbacks.
     """
     folder, alert = record.log.folder, record.log.alert
     told = Callbacks(alert)

@@ -34,7 +34,7 @@ class Losses:
     """Training rollouts that were running on a lost worker; they are run again."""
 
     def begin(self, row: Mapping[str, float]) -> None:
-        """Continue from the counts in the metrics of a resumed run's last logged step, if those are higher."""
+        """Continue from the counts in `row`, a resumed run's last logged metrics, where those are higher."""
         for name, count in self.counts().items():
             setattr(self, name, max(count, int(row.get(f"{PREFIX}{name}") or 0)))
 

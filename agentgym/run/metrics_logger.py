@@ -25,7 +25,7 @@ from agentgym.run.summary import rewards_at_ends
 METRICS = "metrics.jsonl"
 """The metrics file in the run's folder."""
 EACH_STEP = ("rollouts", "training")
-"""The parts of every step. The progress bar shows them; plain lines omit them."""
+"""The activities that every step repeats. The progress bar shows them, but no separate line is printed for them."""
 QUIET_S = 30.0
 """Seconds without a printed line after which a line reports the batch's progress, if stderr isn't a terminal."""
 LONGEST_LINE = 1 << 24
@@ -111,10 +111,13 @@ class MetricsLogger:
             self._open_again(_content(self._file) + self._unwritten)
 
     def follow_file(self) -> str | None:
-        """Continue in the file that is now at the path, or rewrite it if it is gone.
+        """Continue at the metrics file's path if the file was removed or replaced.
+
+        A removed file is written again. If another file has replaced it, the lines that the other file lacks are
+        added there.
 
         Returns:
-            A sentence that describes what happened to the file, or None if nothing did or the file couldn't be
+            A sentence that says what happened; None if the file wasn't removed or replaced, or if it couldn't be
             opened.
         """
         path = self.folder / METRICS
@@ -257,7 +260,10 @@ class MetricsLogger:
             print(said, file=self._console.file, flush=True)
 
     def _pace(self, done: int) -> str:
-        """Return the elapsed seconds, and an estimate of the remaining ones once a step is finished."""
+        """Return the elapsed seconds and, once a step is finished, an estimate of the remaining ones.
+
+        `done` is the number of finished steps, including those before a resume.
+        """
         took = time.monotonic() - self._began
         if done <= self._done:
             return f"{took:.0f} s"

@@ -35,7 +35,7 @@ class Peers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One process's share of the work, if another process joins the results of all shares.
+    """One process's share of some work; another process combines the results of all shares.
 
     `gather` therefore returns only this process's objects.
     """
@@ -53,5 +53,5 @@ class Share:
         return objects
 
     def of(self, items: Sequence[T]) -> Sequence[T]:
-        """Return the items that belong to this share."""
+        """Return the items of this share: every `world`-th one, starting at position `rank`."""
         return items[self.rank :: self.world]

@@ -67,7 +67,7 @@ def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
     wanted, held = env.limits.context_tokens, engine.context_tokens
     if wanted > held and wanted != Limits().context_tokens:
         _LOG.warning(
-            "%s.limits.context_tokens is %d, but the engine's context is %d tokens, where rollouts end; set "
+            "%s.limits.context_tokens is %d, but rollouts end at the engine's context of %d tokens; set "
             "engine.context_tokens to %d if the model and the memory allow it, or limits.context_tokens to %d",
             *(env.__name__, wanted, held, wanted, held),
         )
@@ -75,7 +75,7 @@ def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
 
 @contextmanager
 def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> Iterator[LockedFolder | None]:
-    """Check everything that doesn't need a model, write the run's settings, and lock its folder during the block.
+    """Check all that needs no model, write the run's settings, and lock the run's folder until the `with` ends.
 
     Only the first process uses the folder. On the other processes, `folder` may be None.
 
@@ -141,7 +141,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _refuse_in_the_way(folder: Path, field: str) -> None:
-    """Raise ValueError if a file is at the path of one of the run's folders, or a folder at the path of a file."""
+    """Raise ValueError if a file is where the run needs a folder, or a folder is where the run needs a file.
+
+    `field` is the setting that gave the folder; the message begins with it.
+    """
     for path in (folder / name for name in FOLDERS):
         if os.path.lexists(path) and not path.is_dir():
             raise ValueError(f"{field}: {path} is a file, but a run needs a folder there; move it away")
@@ -164,7 +167,10 @@ def _refuse_without_tasks(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 
 def _refuse_twice(run: "RunConfig", env: type[Env[Any]]) -> None:
-    """Raise ValueError if two of the run's tasks have the same id. Training tasks are only checked if they are data."""
+    """Raise ValueError if two of the run's tasks have the same id.
+
+    Training tasks are only checked if they are rows of a data set, not if they are made from an index.
+    """
     for each in members_of(env) if run.max_steps else ():
         if is_data(tasks := split_tasks(each, "train")):
             refuse_twice(tasks, f"{each.__name__}.tasks('train')")
@@ -173,7 +179,10 @@ def _refuse_twice(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 
 def _warn_of_overlap(run: "RunConfig", env: type[Env[Any]]) -> None:
-    """Log a warning, with an example, if some of the compared held-out tasks are also trained on."""
+    """Log a warning, with an example, if some of the run's held-out tasks are also training tasks.
+
+    If the tasks of a split are made from an index, only some of them are compared.
+    """
     if not (run.max_steps and run.eval_tasks):
         return
     for each in members_of(env):

@@ -98,7 +98,10 @@ class Recorder:
             self.log.alert(each)
 
     def leave(self) -> Change:
-        """Continue in a new folder, because another process has taken the run's. Stored rollouts stay behind."""
+        """Continue in a new folder, because another process has taken the run's.
+
+        The stored rollouts stay in the old folder.
+        """
         assert self.held is not None
         with self.turn:
             change = self.held.leave()
@@ -125,7 +128,11 @@ class Recorder:
             self.store.vocabulary.token_bytes = token_bytes
 
     def collected(self, groups: Groups, *, step: int) -> None:
-        """Store a batch's rollouts, including failed ones; warn if many of them failed in their rewards."""
+        """Store a batch's rollouts, including failed ones.
+
+        Warns if, in many rollouts of the run, a reward raised an error or became 0.0 because of content from the
+        policy.
+        """
         self.report.add(groups)
         for said in self.reward_failures.add(groups.rollouts):
             self.log.alert(said)
@@ -187,7 +194,10 @@ class Recorder:
             self.log.say(f"No {PLOT}: matplotlib is not installed; {install_line('report')}")
 
     def _write_last(self, file: Path, content: str | bytes, *, then: str) -> None:
-        """Write a file of a finished run, even if its folder is being removed."""
+        """Write a file of a finished run. If the disk refuses it or the folder is being removed, only report that.
+
+        `then` is the consequence of a failure, worded as the end of a sentence.
+        """
         try:
             self.log.disk.attempt(file.name, partial(write_whole, file, content), then=then)
         except FileNotFoundError as error:

@@ -43,7 +43,9 @@ EVALUATION = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 """The subfolder with the checkpoints."""
 _TRIES = 3
-"""Maximum number of tries of a write during which the run's folder or its files are moved or removed."""
+"""Maximum number of tries of a write. It is repeated if the run's folder or its files are moved or removed
+meanwhile.
+"""
 _REMOVAL_S = 0.3
 """Seconds between two tries of a write."""
 POLICIES = {"lora": "adapter", "full": "model"}

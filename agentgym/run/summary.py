@@ -46,7 +46,7 @@ class Report:
                 self.rewards.add(rollout.reward)
 
     def summary(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the counts under the names that they have in summary.json."""
+        """Return the counts under the names that they have in summary.json. `rows` are the metrics of all steps."""
         return {
             "optimizer_steps": _total(rows, "train/optimizer_steps"),
             "groups_without_signal": _total(rows, "samples/groups_without_signal"),
@@ -59,7 +59,10 @@ class Report:
         }
 
     def warnings(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return one sentence for each sign that this run may have learned nothing."""
+        """Return one sentence for each sign that this run may have learned nothing.
+
+        `rows` are the metrics of all steps.
+        """
         said = []
         if rows and not _total(rows, "train/optimizer_steps"):
             said.append("No optimizer step was taken: the policy is the same as at the start of the run.")
@@ -100,8 +103,12 @@ def account(
 ) -> list[str]:
     """Return the lines of the report: what was learned, what wasn't learned from and why, and what was cut off.
 
-    If there are branches or a critic, a line describes them. `lost` has a cluster run's counts of lost processes and
-    rollouts.
+    If there are branches or a critic, a line describes them.
+
+    Args:
+        rows: The metrics of all steps.
+        held_out: The held-out scores, by the number of steps finished before them.
+        lost: A cluster run's counts of lost processes and rollouts.
     """
     return [
         *under(_verdict(rows, held_out), _learned(rows, held_out)),
@@ -127,8 +134,8 @@ def under(heading: str, lines: Sequence[str]) -> list[str]:
 def rewards_at_ends(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] | None:
     """Return the mean reward of the first and of the last steps, and the number of steps in each mean.
 
-    That number is 5. If at most 5 steps have a reward, it is 1, because means over 5 steps would be over the same
-    steps. Returns None if no step has a reward.
+    Each mean is over 5 steps (`ENDS`). If at most 5 steps have a reward, each is over 1 step, since means over 5
+    steps would both be over the same steps. Returns None if no step has a reward.
     """
     rewards = [row["reward"] for row in rows if row.get("reward") is not None]
     if not rewards:
@@ -160,9 +167,10 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -
 
 
 def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -> str:
-    """Return the first heading of the report, which says whether the reward rose, fell or stayed.
+    """Return the first heading of the report: "reward fell", "reward unchanged", or "learned" if it rose.
 
-    This is the held-out reward, or the training reward if there is none.
+    The reward is the held-out one or, with fewer than two evaluations, the training reward. The heading is "learned",
+    too, if a run with a teacher has an unchanged reward, or if there was no optimizer step or no reward.
     """
     if not _total(rows, "train/optimizer_steps"):
         return "learned"

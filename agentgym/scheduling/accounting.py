@@ -194,7 +194,9 @@ class Groups(Sequence[Group]):
 
 
 def raise_if_all_failed(groups: Groups, *, then: str = "") -> None:
-    """Raise an error that quotes the first rollout's if no rollout has a score, since continuing would teach nothing.
+    """Raise an error if no rollout has a score, since continuing would teach nothing.
+
+    The error's message quotes the error of the first rollout.
 
     Args:
         groups: A whole batch, including the groups of all other processes that share it. It is not an error if all

@@ -25,15 +25,17 @@ _FULL = 10
 
 _lock = threading.Lock()
 _before: list[tuple[int, int, int]] = []
-"""The process's own thresholds, once for each open block; the end of the last block restores them."""
+"""The process's own thresholds, once for each call of `collecting_between_batches` whose `with` has not ended. The end
+of the last one restores them.
+"""
 
 
 @contextmanager
 def collecting_between_batches() -> Iterator[None]:
-    """Within the block, let Python collect only young objects by itself; `collect_old` collects older ones.
+    """Let Python collect only young objects by itself until the `with` ends; `collect_old` collects older ones.
 
-    Blocks may be nested or run in several threads; the end of the last one restores the process's settings. A disabled
-    collector stays disabled. If other code changes the settings during the block, its changes stay, too.
+    Calls may be nested or run in several threads; the end of the last `with` restores the process's settings. A
+    disabled collector stays disabled. If other code changes the settings inside the `with`, its changes stay, too.
     """
     with _lock:
         if not _before:
@@ -51,7 +53,7 @@ def collecting_between_batches() -> Iterator[None]:
 
 
 def _enlarged(own: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return the thresholds for the block: for each, the larger one of SETTINGS and the process's own.
+    """Return the thresholds to set: for each, the larger one of SETTINGS and the process's `own`.
 
     If the process's own thresholds disable the collector, they are returned unchanged.
     """
@@ -62,8 +64,8 @@ def _enlarged(own: tuple[int, int, int]) -> tuple[int, int, int]:
 def collect_old() -> None:
     """Collect objects that became old since the last call; called between two batches.
 
-    After several such collections, all objects are scanned instead. Outside a `collecting_between_batches` block,
-    nothing is collected. The event loop is blocked while objects are scanned.
+    After several such collections, all objects are scanned instead. Outside of `collecting_between_batches`, nothing
+    is collected. The event loop is blocked while objects are scanned.
     """
     if _before and gc.isenabled() and gc.get_count()[1]:
         gc.collect(2 if gc.get_count()[2] >= _FULL else 1)

@@ -129,7 +129,7 @@ class EngineGate:
 
     @asynccontextmanager
     async def _request(self) -> AsyncIterator[_Request]:
-        """Wait until the gate is open, then run the block and count its request by the outcome."""
+        """Wait until the gate is open, then run the `async with` body, and count it as one request by its outcome."""
         usage, request = current_usage.get(), _Request()
         if usage.dropped or not self._open.is_set():
             await self._pass(usage)

@@ -33,8 +33,9 @@ class GroupRewards(Generic[TaskT]):
     async def added(self, task: TaskT, rollouts: Sequence[Rollout], *, seed: int) -> list[Rollout]:
         """Return a task's scored rollouts with their group rewards added.
 
-        If computing the group rewards fails, all of them are returned as failed rollouts. The usage of models is added
-        to the rollouts' metrics, an equal share to each.
+        If computing the group rewards fails because of content from the policy, they are all 0.0. If it fails for
+        another reason, all of the rollouts are returned as failed ones. The usage of models is added to the rollouts'
+        metrics, an equal share to each.
         """
         cls = member_of(self._env, task)
         where, metrics = f"{cls.__name__}.{NAME}", dict[str, float]()
@@ -70,7 +71,10 @@ def _counted(rollouts: Sequence[Rollout], metrics: Mapping[str, float]) -> list[
 
 
 def _read(values: Any, count: int, where: str) -> list[float]:
-    """Return the values as floats; raise EnvError unless they are one finite number for each rollout."""
+    """Return the group rewards as floats; raise EnvError unless they are `count` finite numbers.
+
+    `where` is the name of the env's method, with which the message begins.
+    """
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or len(values) != count:
         raise EnvError(f"{where}: must return a number for each of its {count} rollouts, got {values!r:.200}")
     if any(isinstance(value, str | bytes) for value in values):

@@ -57,7 +57,7 @@ class GroupState(Generic[TaskT]):
         self.number = number
         """The position of the group's task in the run's order of tasks."""
         self.order = order
-        """The name of that order; "" if the order belongs to this call only."""
+        """The name of that order; "" if positions mean nothing outside this `TaskSampler`."""
         self.usages: list[RolloutUsage] = []
         """The usage of each rollout, by index."""
         self.ended: dict[int, Rollout] = {}
@@ -96,7 +96,10 @@ class GroupState(Generic[TaskT]):
         self._oldest[index] = _oldest_token(done)
 
     def judge(self, job: asyncio.Task[None], drop: Callable[[RolloutUsage], None]) -> None:
-        """Accept no more rollouts, cancel those in progress, and store the job that computes the group rewards."""
+        """Accept no more rollouts, cancel those in progress, and store the job that computes the group rewards.
+
+        `drop` is called with the usage record of each cancelled rollout.
+        """
         self.cancel(drop)
         self._judging = job
 
@@ -168,7 +171,7 @@ class GroupState(Generic[TaskT]):
         return min((usage.oldest for usage in self.usages if usage.oldest is not None), default=version)
 
     def age(self, version: int) -> int:
-        """Return by how many policy versions a token of the group may be older than `version`, at most."""
+        """Return the highest age, in policy versions, that a token of the group may have at this `version`."""
         return version - self.oldest(version)
 
     def oldest_token(self, version: int) -> int:
@@ -177,13 +180,20 @@ class GroupState(Generic[TaskT]):
         return min((each for each in oldest if each is not None), default=version)
 
     def close(self, number: int, drop: Callable[[RolloutUsage], None]) -> None:
-        """Accept no more rollouts, and cancel those in progress; `number` is the position in the order of closing."""
+        """Accept no more rollouts, and cancel those in progress.
+
+        `number` is the group's position in the order in which groups are closed, from 1. `drop` is called with the
+        usage record of each cancelled rollout.
+        """
         self.cancel(drop)
         self.closed = number
         self.finished()  # Create the group here: doing it for all groups of a batch at once would block the event loop.
 
     def cancel(self, drop: Callable[[RolloutUsage], None]) -> None:
-        """Cancel the jobs that have not ended; each releases its request, its tools and its sandbox."""
+        """Cancel the jobs that have not ended; each releases its request, its tools and its sandbox.
+
+        `drop` is called with the usage record of each cancelled rollout.
+        """
         running = asyncio.current_task()
         for index, job in enumerate(self._jobs):
             if index not in self.ended and job is not running and not self.usages[index].dropped:

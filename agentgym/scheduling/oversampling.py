@@ -70,7 +70,7 @@ class OversampleConfig:
             )
         if self.carry:
             raise ValueError(
-                "carry: has no effect with max_staleness, which already carries over everything, up to its bound"
+                "carry: has no effect with max_staleness, which already carries over groups up to that age"
             )
         if self.stop == "deadline":
             raise ValueError(
@@ -121,7 +121,7 @@ class BatchPolicy:
 
     def __init__(self, oversample: OversampleConfig, staleness: int) -> None:
         self.bound = staleness or oversample.carry
-        """Maximum policy-version lag of a returned group's oldest token; 0 carries nothing over."""
+        """Maximum age, in policy versions, of a returned group's oldest token; 0 carries nothing over."""
         self.overlaps = staleness > 0
         """Whether rollouts continue while a batch is trained on."""
         self.extra_rollouts = oversample.extra_rollouts
@@ -175,8 +175,8 @@ class BatchPolicy:
     def enough(self, groups: Sequence[GroupT], version: int) -> bool:
         """Return whether the batch can end now.
 
-        It can if all groups are closed. It also can if `wanted` groups are closed (one, after the deadline), and the
-        remaining groups can still be returned before they are older than `bound`.
+        It can if all groups are closed. It also can if the number of groups that `begin` got is closed (one, after
+        the deadline), and the remaining groups can still be returned before they are older than `bound`.
         """
         ready = sum(group.closed > 0 for group in groups)
         if ready == len(groups):
@@ -189,16 +189,16 @@ class BatchPolicy:
     def next_batch(self, groups: Iterable[GroupT], version: int) -> list[GroupT]:
         """Return the closed groups for the next batch: the oldest first, and among those the earliest closed first.
 
-        There are `wanted` groups, or all groups whose age has reached `bound` if those are more.
+        It has as many groups as `begin` got, or all groups whose age has reached `bound` if those are more.
         """
         ready = sorted((g for g in groups if g.closed), key=lambda g: (-g.age(version), g.closed))
         due = sum(self.bound > 0 and group.age(version) >= self.bound for group in ready)
         return ready[: max(self._wanted, due)]
 
     def _rest_in_time(self, groups: Sequence[GroupT], version: int) -> bool:
-        """Return whether all remaining groups can be returned before they exceed `bound`.
+        """Return whether all groups that aren't in the next batch can be returned before they exceed `bound`.
 
-        At each policy version, `wanted` of them can be returned.
+        At each policy version, one batch of them can be returned, with as many groups as `begin` got.
         """
         taken = {*self.next_batch(groups, version)}
         versions_left = sorted(self.bound - group.age(version) for group in groups if group not in taken)

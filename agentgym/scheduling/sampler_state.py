@@ -38,7 +38,7 @@ class InPlay:
     resumed: Count = 0
     """Number of groups that were in progress when the last batch ended."""
     tokens: Count = 0
-    """Sampled tokens of the groups in progress, in finished turns."""
+    """Sampled tokens, in finished turns, of the groups in progress and of those dropped since the last batch."""
     requests: dict[Outcome, Count] = field(default_factory=dict)
     """Counts of the engine's requests since the last batch by outcome; requests in progress count as `dropped`."""
 
@@ -73,8 +73,8 @@ class SamplerState:
     by_id: bool
     """Whether a task is assigned to a process by its id instead of its position in the batch."""
     drawn: Count
-    """The number after that of the last task drawn, or 0 if none was drawn. All of this process's tasks with lower
-    numbers have been drawn.
+    """The number of the last task drawn, plus 1; 0 if none was drawn. All of this process's tasks with numbers below
+    this value have been drawn.
     """
     last_id: str | None
     """The id of the task whose number is `drawn` - 1; None if no task has been drawn."""
@@ -98,7 +98,7 @@ class SamplerState:
         return number < self.drawn and number not in self.unplayed
 
     def refuse_another(self, number: int, task_id: str) -> None:
-        """Raise ValueError if this number is the last one drawn but its task has another id than in the stopped run."""
+        """Raise ValueError if the stopped run's last task drawn had this number, but another id."""
         if self.drawn == number + 1 and self.last_id != task_id:
             raise ValueError(
                 f"tasks: number {number} is {task_id!r}, but was {self.last_id!r} in the resumed run; "
@@ -115,8 +115,8 @@ def read_states(states: Sequence[Mapping[str, Any]]) -> list[SamplerState]:
     """Validate the states of all processes of one run, in the order of their ranks.
 
     Raises:
-        ValueError: If the version is a different one, a field is invalid, or a process is missing; the message names
-            the field.
+        ValueError: If a state's format has another version or a field is invalid, if a process is missing, or if the
+            states are from different runs; the message names the field.
     """
     _refuse_no_states(states)
     read = [_read(state) for state in states]

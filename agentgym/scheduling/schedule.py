@@ -17,7 +17,7 @@ class Schedule:
     oversample: OversampleConfig = OversampleConfig()
     """The number of extra rollouts, and what happens to them."""
     max_staleness: Count = 0
-    """Maximum number of policy versions that a group's oldest token may lag behind when it is trained on.
+    """Maximum age, in policy versions, of a group's oldest token when the group is trained on.
 
     Above 0, later batches run while one is trained on.
     """

@@ -42,18 +42,19 @@ class Scheduler(Generic[TaskT]):
 
     Rollouts that a batch leaves in progress wait at the engine's gate until the next `collect`, with their env,
     sandbox and segments. With `max_staleness` they continue at once instead, alongside the groups of the next
-    batches, while a batch is trained on. Including that one, at most `max_staleness + 1` batches are in progress.
+    batches, while a batch is trained on. At most `max_staleness + 1` batches are then in progress, including the one
+    that is trained on.
 
-    No returned group is older than the bound (`max_staleness`, or `oversample.carry`): its oldest token was sampled at
-    most that many policy versions ago. A batch waits for groups that would otherwise become too old.
+    No returned group is older than the bound (`max_staleness`, or `oversample.carry`): its oldest token was sampled
+    at most that many policy versions ago. A batch waits for groups that would otherwise become too old.
 
-    Exiting the block cancels everything still in progress. Inside the block, Python's garbage collector only scans
-    young objects by itself, and the other objects are scanned between two batches. After the block, the process's own
+    The end of the `async with` cancels everything still in progress. Inside it, Python's garbage collector only scans
+    young objects by itself, and the other objects are scanned between two batches. At its end, the process's own
     settings are restored.
 
-    To continue in another process, store `state_dict()` between two batches, load it into a new `TaskSampler` over the
-    same tasks, and pass that as `tasks`. Groups that were in progress are run again, and counted as dropped in the
-    first batch's stats.
+    To continue in another process, store `state_dict()` between two batches, load it into a new `TaskSampler` over
+    the same tasks, and pass that as `tasks`. Groups that were in progress are run again, and counted as dropped in
+    the first batch's stats.
 
     Args:
         env: The env's class or registered name.
@@ -115,15 +116,16 @@ class Scheduler(Generic[TaskT]):
     async def collect(self, wanted: int | None = None, *, to_come: int | None = None) -> Groups:
         """Return the next groups, in the order of their tasks; fewer at a deadline or if the tasks run out.
 
-        A group with fewer scored rollouts, because some failed, counts as well. More than `wanted` groups are returned
-        only if the engine's version rose by more than one and some groups would be too old for the next batch. If all
-        rollouts failed, the groups contain their errors. Once the batches of all processes are joined,
-        `raise_if_all_failed(groups)` raises the first of these errors.
+        A group is returned even if some or all of its rollouts failed; failed rollouts contain their errors. More
+        than `wanted` groups are returned only if the engine's version rose by more than one and some groups would be
+        too old for the next batch.
+
+        If all rollouts failed, this raises nothing, because those of other processes may have succeeded. Join the
+        batches of all processes, and call `raise_if_all_failed(groups)`, whose error quotes the first rollout's.
 
         Args:
             wanted: Number of groups; None uses the schedule's `prompts_per_step`.
-            to_come: Number of batches that will follow; no more than those are started early. None means
-                unknown.
+            to_come: Number of batches that will follow; no more than those are started early. None means unknown.
 
         Returns:
             The groups, with the stats of the batch.
@@ -266,7 +268,11 @@ class Scheduler(Generic[TaskT]):
             raise
 
     def _close(self, group: GroupState[TaskT]) -> None:
-        """Cancel the rollouts that a complete group doesn't need, and replace the group if `BatchPolicy` says so."""
+        """Close a complete group, and cancel the rollouts that it doesn't need.
+
+        A group without a signal is replaced if `BatchPolicy` says so. If it has at least two scored rollouts, its task
+        also rests for `rest_epochs` rounds.
+        """
         self._policy.rollouts_ended(group.unended)
         group.close(next(self._closings), self._gate.drop)
         if len(group.scored) > 1 and not group.signal:

@@ -73,7 +73,7 @@ class _InOrder(Generic[TaskT]):
         self._tasks = tasks
 
     def take(self, wanted: int) -> list[TaskT]:
-        """Return the next tasks with distinct ids."""
+        """Return the next `wanted` tasks with distinct ids."""
         return _of_ids_that_differ(self._tasks, wanted, "the env")
 
 
@@ -85,10 +85,11 @@ class _Rounds(Generic[TaskT]):
         self._seen: set[int] = set()
 
     def take(self, wanted: int) -> list[TaskT]:
-        """Return the next tasks of this round with distinct ids, or start a new round if too few are left."""
+        """Return the next `wanted` tasks with distinct ids. Start a new round first if this one has too few left."""
         if wanted > len(self._tasks):
             raise ValueError(
-                f"prompts_per_step: {wanted} in a batch, but {self._name} has only {len(self._tasks)} training tasks"
+                f"prompts_per_step: a batch needs {wanted} tasks, but {self._name} has only "
+                f"{len(self._tasks)} training tasks"
             )
         if len(self._seen) + wanted > len(self._tasks):
             self._seen.clear()
@@ -106,10 +107,13 @@ class _Rounds(Generic[TaskT]):
 
 
 def _of_ids_that_differ(tasks: Iterator[TaskT], wanted: int, name: str) -> list[TaskT]:
-    """Return the next tasks, each with a new id, because two tasks with the same id would form one group.
+    """Return the next `wanted` tasks, all with different ids, because two tasks with the same id would form one group.
 
-    Tasks created from an index or by a generator may repeat an id; for rows of data, `refuse_twice` rejects repeated
-    ids.
+    Tasks created from an index or by a generator may repeat an id; a repeated one is skipped. For rows of data,
+    `refuse_twice` rejects repeated ids.
+
+    Raises:
+        ValueError: If `REPEATED_AT_MOST` tasks in a row are skipped. The message calls the env `name`.
     """
     taken: dict[str, TaskT] = {}
     repeated = 0
@@ -119,8 +123,8 @@ def _of_ids_that_differ(tasks: Iterator[TaskT], wanted: int, name: str) -> list[
         taken.setdefault(task.id, task)
         if repeated == REPEATED_AT_MOST:
             raise ValueError(
-                f"prompts_per_step: {wanted} in a batch, but {name} has only {len(taken)} different ids, and then "
-                f"repeated them {repeated} times, such as {task.id!r}; give each task a unique id"
+                f"prompts_per_step: a batch needs {wanted} tasks, but {name} has only {len(taken)} different ids, and "
+                f"then repeated them {repeated} times, such as {task.id!r}; give each task a unique id"
             )
     return list(taken.values())
 
@@ -182,7 +186,7 @@ class TaskSampler(Generic[TaskT]):
         tasks: The tasks of the whole run, in its order.
         sharding: Which of them this process runs; None runs all of them.
         rest_epochs: Number of times that a task is skipped after all its rollouts had the same reward.
-        order: The name of the order of tasks; "" if the tasks belong to one call only.
+        order: The name of the order of tasks; "" if the tasks' positions mean nothing outside this sampler.
 
     Raises:
         ValueError: If `rest_epochs` is set but tasks aren't assigned by id.
@@ -192,7 +196,9 @@ class TaskSampler(Generic[TaskT]):
         self, tasks: Iterable[TaskT], sharding: Sharding | None = None, *, rest_epochs: int = 0, order: str = ""
     ) -> None:
         self.order = order
-        """The name of the order of tasks, the same in a resumed run; "" if the tasks belong to one call only."""
+        """The name of the order of tasks, the same in a resumed run; "" if the tasks' positions mean nothing outside
+        this sampler.
+        """
         self._sharding = sharding or Sharding()
         if rest_epochs and not self._sharding.by_id:
             raise ValueError("rest_epochs: only the process that runs a task knows whether it rests; set by_id=True")
@@ -200,7 +206,9 @@ class TaskSampler(Generic[TaskT]):
         self._resting: dict[str, int] = {}
         """For each resting task, by its id: how many more times it is to be skipped."""
         self._rests = Counter[str]()
-        """Counts of events about resting tasks since the last batch."""
+        """How many tasks began to rest, and how often resting tasks were skipped, since the last batch; by field of
+        `BatchStats`.
+        """
         self._stream = _numbered(tasks, is_order=bool(order))
         self._drawn = 0
         self._last_id: str | None = None
@@ -271,7 +279,7 @@ class TaskSampler(Generic[TaskT]):
         return None
 
     def _rests_once(self, task_id: str) -> bool:
-        """Return whether the task is skipped this time."""
+        """Return whether the task rests, and is therefore skipped this time. If so, count the skip."""
         left = self._resting.pop(task_id, 0)
         if not left:
             return False
@@ -373,7 +381,10 @@ class TaskSampler(Generic[TaskT]):
             self.lost = sum((state.in_play for state in saved), start=InPlay())
 
     def _go_on(self, saved: Sequence[SamplerState]) -> None:
-        """Move the cursor past all drawn tasks, and retain those of this process that were not run."""
+        """Skip all tasks that the stopped run has drawn, but retain those of this process that were not run.
+
+        `saved` has the states of all processes of the stopped run.
+        """
         before = replace(self._sharding, world=len(saved))
         end = max(state.drawn for state in saved)
         for sampled in islice(self._stream, end):
@@ -387,10 +398,11 @@ class TaskSampler(Generic[TaskT]):
 
 
 def _numbered(tasks: Iterable[TaskT], *, is_order: bool) -> Iterator[SampledTask[TaskT]]:
-    """Yield the tasks with their numbers and times.
+    """Yield the tasks with their numbers and times (see `SampledTask`).
 
-    If `is_order` is False, the tasks may be one process's share of a batch. Their numbers then mean nothing outside
-    this call, so each time is counted per task id instead.
+    If `is_order`, the tasks are those of the whole run in its order, and a task's number is also its time. Otherwise,
+    they may be one process's share of a batch. Their numbers then mean nothing outside this call, so each time is
+    counted per task id instead.
     """
     times = defaultdict[str, Iterator[int]](count)
     for number, task in enumerate(tasks):

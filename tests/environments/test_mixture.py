@@ -147,7 +147,9 @@ def test_no_task_repeats_in_a_batch_and_each_member_cycles_separately() -> None:
 
 
 def test_a_batch_that_needs_more_tasks_than_a_member_has_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"^prompts_per_step: 3 in a batch, but rows has only 2 training tasks"):
+    with pytest.raises(
+        ValueError, match=r"^prompts_per_step: a batch needs 3 tasks, but rows has only 2 training tasks"
+    ):
         list(batches(mixed(1, 1), 6, 1, seed=1))
 
 

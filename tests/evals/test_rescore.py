@@ -307,7 +307,7 @@ async def test_rollouts_that_cannot_be_rescored_are_refused_in_one_line(
         pass
 
     played = await played_in(tmp_path)
-    with pytest.raises(EnvError, match="Steps: its rewards come from its steps"):
+    with pytest.raises(EnvError, match="Steps: can't be rescored, since all of its rewards come from its steps"):
         await rescore(played, Steps, tmp_path / "again")
     with pytest.raises(ValueError, match=r"output_dir: .* already exists"):
         await rescore(played, Words, played)

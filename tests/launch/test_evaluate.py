@@ -353,7 +353,7 @@ async def test_a_changed_env_causes_a_warning_and_unreadable_settings_are_refuse
 async def test_options_that_need_a_folder_are_refused_without_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^retry_failed: only a resumed evaluation has failed rollouts"):
         await ag.evaluate(Even, Scripted([say("x")]), n=1, output_dir=tmp_path, retry_failed=True)
-    with pytest.raises(ValueError, match=r"^resume, retry_failed: set `output_dir` to the"):
+    with pytest.raises(ValueError, match=r"^resume, retry_failed: need the folder of the evaluation; set output_dir"):
         await ag.evaluate(Even, Scripted([]), resume=True)
     with pytest.raises(ValueError, match=r"^split: must be one of train, test"):
         await ag.evaluate(Even, Scripted([]), split="dev")  # type: ignore[arg-type]

@@ -585,4 +585,6 @@ def test_only_an_env_that_needs_more_context_than_the_engine_has_gives_a_warning
 ) -> None:
     env = type("Quiz", (ag.ToolEnv,), {"limits": ag.Limits(**asked)})
     warn_of_engine_limits(env, Scripted([], context_tokens=1024))
-    assert ("Quiz.limits.context_tokens is 2048, but the engine's context is 1024 tokens" in caplog.text) == warned
+    assert (
+        "Quiz.limits.context_tokens is 2048, but rollouts end at the engine's context of 1024 tokens" in caplog.text
+    ) == warned

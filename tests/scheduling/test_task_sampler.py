@@ -303,7 +303,8 @@ def test_a_batch_has_each_id_once_even_if_an_env_repeats_some(env: type[Many]) -
 def test_an_env_with_fewer_ids_than_a_batch_has_tasks_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^prompts_per_step: 2 in a batch, but the env has only 1 different ids, and then repeated them \d+ time",
+        match=r"^prompts_per_step: a batch needs 2 tasks, but the env has only 1 different ids, and then repeated them "
+        r"\d+ time",
     ):
         next(batches(Same, 2, 1, seed=0))
 

@@ -66,7 +66,10 @@ def env_parameters(envs: Envs) -> dict[str, Parameter[Any]]:
 
 
 def env_metrics(env: type[Env[Any]], groups: Groups, prefix: str = "") -> dict[str, float]:
-    """Return the metrics of each mixture member that has a task among the groups; empty for a single env."""
+    """Return the metrics of each mixture member that has a task among the groups; empty for a single env.
+
+    Their names are `env/MEMBER/...` after the `prefix`.
+    """
     metrics: dict[str, float] = {}
     for name in env.members if issubclass(env, Mixture) else ():
         own = Groups([group for group in groups if group.group_id.startswith(f"{name}/")])
@@ -92,7 +95,7 @@ def member_name(env: str) -> str:
 
 
 def parameter_in(envs: Envs, parameter: str) -> tuple[str, str]:
-    """Return the env that a run's parameter belongs to, and the parameter's own name."""
+    """Return the env that a parameter, such as "MEMBER.NAME", belongs to, and the parameter's name in that env."""
     if isinstance(envs, str):
         return envs, parameter
     member, _, name = parameter.rpartition(".")
