@@ -60,8 +60,8 @@ def doctor(model: str | None = None) -> int:
 
     Args:
         model: Check the tokenizer of this folder or hub name, or of "tiny", instead: whether its chat template only
-            ever appends, keeps the separators between turns, and reads tool calls back. The exit code is 0 if the last
-            two are true.
+            ever appends, whether it keeps the separators between turns, and whether tool calls are parsed as they
+            were written. The exit code is 0 if the last two are true.
     """
     if model is not None:
         traits = list(model_findings(model))

@@ -43,7 +43,10 @@ ROLE = re.compile(r"--models[.]([\w-]+)")
 AT_A_URL = re.compile(r"--models[.]([\w-]+)[.](url|api[-_]key[-_]env)(=|$)")
 """Flags of a model role at a chat endpoint, which an evaluation has and a run doesn't."""
 KIND = "kind"
-"""The flag that selects the kind of a part, such as `--engine sglang`, stored among the fields of all kinds."""
+"""Key of the flag that selects the kind of a part, such as `--engine sglang`.
+
+In the tree of a part's flags, it is next to the fields of all kinds.
+"""
 ABOUT_ENGINES = (
     "Engines: `--engine transformers` runs the model in this process, `--engine sglang` uses SGLang servers, and "
     "`--engine package.module:Class` your own engine. Each has its own settings: `--engine sglang --help` lists "
@@ -216,7 +219,13 @@ def _refuse_urls(words: Iterable[str]) -> None:
 
 
 def without_flags(words: Iterable[str], valued: Sequence[str], *, switches: Sequence[str] = ()) -> list[str]:
-    """Return a command line's words without these flags and their values, written with hyphens or underscores."""
+    """Return a command line's words without some flags, which may be typed with hyphens or underscores.
+
+    Args:
+        words: The words.
+        valued: Flags to remove together with their values.
+        switches: Flags to remove that have no value.
+    """
     kept, rest = list[str](), iter(words)
     for word in rest:
         flag, equals, _ = word.partition("=")
@@ -243,7 +252,7 @@ def _nearness(flag: str) -> tuple[int, bool, str]:
 def _meant(flag: str, known: Sequence[str]) -> str | None:
     """Return the known flag that an unknown one probably means, or None.
 
-    It is the one that another library calls by this name, one with the same last part, or a similar one.
+    It is the flag whose setting has this name in another library, else one with the same last part, or a similar one.
     """
     name = flag.rpartition(".")[2].removeprefix("--").replace("-", "_")
     for typed in (ALSO_CALLED.get(name, name), name):
@@ -257,6 +266,10 @@ def _tree(kind: type, now: Any) -> dict[str, Any]:
     """Return a config's flags as a tree, by field.
 
     The value of a part is its own tree, that of a switch is True or False, and that of any other field is None.
+
+    Args:
+        kind: The config's type.
+        now: The config, from which the values of the switches and the names of the model roles are taken, or None.
     """
     tree: dict[str, Any] = {}
     for name, hint in _hints(kind).items():
@@ -292,7 +305,7 @@ def _typed(tree: Mapping[str, Any]) -> Any:
 
 
 def _typed_alone(found: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return only the flags that were typed, without unchanged switches and without parts that have no flag."""
+    """Return only the flags that were typed: no switch with its old value, and no part of which no flag was typed."""
     typed = {name: _typed_alone(of, tree[name]) if isinstance(of, Mapping) else of for name, of in found.items()}
     return {name: of for name, of in typed.items() if of != {} and (not isinstance(of, bool) or of != tree[name])}
 
@@ -315,7 +328,11 @@ def _names(tree: Mapping[str, Any], prefix: str = "--") -> Iterator[str]:
 
 
 def _applied(config: T, given: Mapping[str, Any]) -> T:
-    """Return a config whose fields have the values of these words.
+    """Return a config with new values of some fields.
+
+    Args:
+        config: The config.
+        given: For each field that changes, the words that were typed after its flag, as in `Given.settings`.
 
     Raises:
         ValueError: If a value is wrong; the message names the field and the expected value.
@@ -408,7 +425,12 @@ def _variable(text: str) -> bool | int | float | str:
 
 
 def _pairs(name: str, words: Sequence[str], of: str) -> dict[str, str]:
-    """Return pairs of words as a dict.
+    """Return words in which names and values alternate as a dict.
+
+    Args:
+        name: The field, for the message.
+        words: The words.
+        of: What each pair of words is, for the message, such as "a name and a value".
 
     Raises:
         ValueError: If a pair is incomplete or a word starts two pairs; the message names the field.
@@ -502,6 +524,11 @@ def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[
     """Return tyro's result for a command's words, and the words it leaves over.
 
     tyro only prints its errors, in a frame. The first sentence of the printed text becomes the message.
+
+    Args:
+        parser: The function or type that tyro parses the words for.
+        words: The words.
+        how: Further arguments of `tyro.cli`.
 
     Raises:
         RefusedWords: If tyro refuses a word.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def gc(dry_run: bool = False, images: bool = False) -> int:
-    """Remove what killed runs left: containers of the Docker engine, folders with their sockets, half-made packages.
+    """Remove what killed runs left: Docker containers, folders with their sockets, and unfinished package folders.
 
     A run on another machine or in another container counts as killed after five minutes of silence. Images of other
     versions of agentgym are counted, but only removed on request, since another checkout may still use them.
@@ -111,7 +111,10 @@ def _ended_clients(client: Any) -> "list[Traces]":
     lookout = Lookout()
     ended = lookout.ended(found := traces(client), engine_time(client))
     if lookout.silent:
-        say(f"checking again in {LOOKS_S:.0f} s: a client on another machine or in another container is silent")
+        say(
+            f"checking again in {LOOKS_S:.0f} s: silent programs on other machines or in other containers may have "
+            "ended"
+        )
         time.sleep(LOOKS_S)
         ended = lookout.ended(found := traces(client), engine_time(client))
     return [found[token] for token in ended]

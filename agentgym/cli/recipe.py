@@ -98,7 +98,9 @@ def settings(recipe: RunConfig, words: Sequence[str], *, about: str = "") -> Run
 
 @contextmanager
 def program(name: str) -> Iterator["Stop"]:
-    """Run a recipe in the block. A signal stops it, and an error that says what to do is printed as one line.
+    """Handle signals and errors while the body of the `with` runs a recipe.
+
+    A signal stops the run. An error that says what to do is printed as one line.
 
     Yields:
         The handler of signals, which also describes how much of the run is saved.

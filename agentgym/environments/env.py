@@ -204,9 +204,8 @@ class Env(Generic[TaskT]):
         """Return a number to add to each scored rollout's reward; called once all rollouts of a task have ended.
 
         It is meant for judges that compare rollouts. It may take up to `limits.seconds`, not counting the time of
-        model
-        calls. If it raises, the whole group has no rewards. It isn't called for a single `ag.rollout`, which has no
-        group.
+        model calls. If it raises, the whole group has no rewards. It isn't called for a single `ag.rollout`, which has
+        no group.
 
         Args:
             task: The task of the group.

@@ -15,9 +15,8 @@ def copied(env: EnvT, memo: dict[int, Any]) -> EnvT:
 
     Args:
         env: The env to copy.
-        memo: A memo for `copy.deepcopy`: it maps the `id` of an object to the object's replacement in the copy, such
-            as
-            the sandbox to its branch.
+        memo: A memo for `copy.deepcopy`: it maps the `id` of an object to the object's replacement in the copy. For
+            example, the sandbox is replaced by its branch.
 
     Raises:
         EnvError: If an attribute can't be copied; the message names it and says what to write.

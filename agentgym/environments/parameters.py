@@ -95,16 +95,26 @@ def configured(env: EnvT, arguments: Mapping[str, Any], *, prefix: str = "") -> 
 
 
 def variant(env: EnvT, members: Mapping[str, Any]) -> EnvT:
-    """Return a subclass of the env, with the same name, that has these members."""
+    """Return a subclass of the env, with the same name, in which `members` are set as class attributes."""
     body = {name: getattr(env, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(env)(env.__name__, (env,), {**body, **members})
 
 
 def read_arguments(env: type, texts: Mapping[str, str], *, prefix: str = "") -> dict[str, Any]:
-    """Parse command-line texts by parameter name, and return the values with the prefix in front of each name.
+    """Parse the texts of parameters from a command line.
+
+    Args:
+        env: The env class.
+        texts: The text for each parameter, by the parameter's name.
+        prefix: Text put in front of each name, in the result and in messages, such as "member." for a mixture's
+            member.
+
+    Returns:
+        The values by name, with the prefix in front of each name.
 
     Raises:
-        ValueError: As in `configured`.
+        ValueError: If the env doesn't declare a name, or a text isn't a value of the parameter's type; the message
+            begins with the prefix and the name.
     """
     named = {f"{prefix}{name}": (_declared(env, name, prefix), text) for name, text in texts.items()}
     return {name: declared.read(text, name) for name, (declared, text) in named.items()}

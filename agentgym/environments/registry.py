@@ -81,8 +81,8 @@ def installed() -> dict[str, EntryPoint]:
         other = found.setdefault(entry.name, entry)
         if other.value != entry.value:
             raise ValueError(
-                f"env: {entry.name!r} is {other.value} of {_package(other)} and {entry.value} of {_package(entry)}; "
-                "uninstall one, or name the class as MODULE:CLASS"
+                f"env: {entry.name!r} names two classes, {other.value} of {_package(other)} and {entry.value} of "
+                f"{_package(entry)}; uninstall one of the packages, or name the class as MODULE:CLASS"
             )
     return found
 
@@ -164,8 +164,8 @@ def _in_gallery(name: str, file: Path) -> type[Env[Any]]:
         loaded = importlib.import_module(module)
     if name not in _registry:
         raise ValueError(
-            f"env: {name!r} is {file}, but {loaded.__file__} was imported as {module} instead; rename the folder of "
-            "the imported file, or name the class in that file as MODULE:CLASS"
+            f"env: {name!r} is defined in {file}, but importing {module} found {loaded.__file__} instead; rename the "
+            "folder of the file that was found, or name the class in that file as MODULE:CLASS"
         )
     return _registry[name]
 
@@ -200,7 +200,10 @@ def _top(path: Path) -> Path:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """Yield the dotted names that the file may have, longest first, so that packages' modules keep their full names."""
+    """Yield the dotted names under which the file may be importable, longest first.
+
+    In this order, a module of a package is found by its full name.
+    """
     parts = path.with_suffix("").parts
     for start in range(1, len(parts)):
         if all(part.isidentifier() for part in parts[start:]) and str(Path(*parts[:start])) in _path():

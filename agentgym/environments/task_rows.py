@@ -91,7 +91,10 @@ def as_tasks(env: type, tasks: Any, named: str = "tasks") -> Any:
 
 
 def _has_rows(tasks: Any) -> bool:
-    """Return whether a list contains anything except tasks, or whether the first item of another sequence is a dict."""
+    """Return whether tasks must be made from the items.
+
+    In a list or tuple, that is so if any item isn't a task, and in another sequence, if its first item is a dict.
+    """
     if not len(tasks):
         return False
     if isinstance(tasks, list | tuple):

@@ -190,7 +190,10 @@ class Judge(Generic[AnswerT]):
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """Limit the queries in flight while the block runs. There is one semaphore per event loop."""
+        """Hold one of `concurrency` places for a query during the `async with`, after waiting for a free one.
+
+        Each event loop has its own places.
+        """
         of_loops = _places.setdefault(self, WeakKeyDictionary())
         places = of_loops.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         async with places:

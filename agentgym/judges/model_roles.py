@@ -51,7 +51,13 @@ def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
 
 
 def unasked(names: Iterable[str], played: Sequence[Rollout], envs: Iterable[type[Env[Any]]]) -> list[str]:
-    """Return a sentence for each model role that no rollout has queried, because its name may be misspelled."""
+    """Return a sentence for each model role that no rollout has queried, because its name may be misspelled.
+
+    Args:
+        names: The model roles that a run or an evaluation sets.
+        played: The rollouts.
+        envs: The envs; a sentence may suggest a model role that has a fallback model in one of them.
+    """
     asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
     asked |= {segment.model for rollout in played for segment in rollout.segments}
     known = {name for env in envs for name in env.fallback_models}
@@ -250,7 +256,8 @@ class AskedModel(Model):
                     ),
                 ]
         raise EngineError(
-            f"model {self.name!r}: no {response.__name__ if response else 'text'} in {retries + 1} responses: {wrong}"
+            f"model {self.name!r}: no valid {response.__name__ if response else 'text'} in {retries + 1} responses; "
+            f"the last one: {wrong}"
         )
 
     async def _generated(self, messages: Sequence[Message], sampling: Sampling) -> str:
@@ -291,7 +298,14 @@ class AskedModel(Model):
         return str(done.message["content"])
 
     async def _completed(self, asked: Callable[[str, int], Awaitable[DoneT]]) -> DoneT:
-        """Generate a completion in a session that has no other call in flight, with a new seed, and return it."""
+        """Generate a completion in a session that has no other call in flight, with a new seed, and return it.
+
+        Args:
+            asked: A function that queries the engine; its arguments are the name of the session and the seed.
+
+        Raises:
+            EngineError: If the engine fails or aborts the reply.
+        """
         seed = seed_for("question", self._seed, self._session, self.calls)
         self.calls += 1
         self.count("calls")

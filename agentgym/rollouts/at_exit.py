@@ -13,9 +13,15 @@ T = TypeVar("T")
 
 
 class at_exit:
-    """Do the work when the block exits.
+    """Run `work` at the end of an `async with`.
 
-    If both the block and the work raise an AgentGymError, the work's error becomes a note of the block's error.
+    If both the body of the `async with` and the work raise an AgentGymError, the work's error becomes a note of the
+    body's error.
+
+    Args:
+        kind: The type of error that errors of the work are converted to, as in `boundary`.
+        where: The start of the error's message.
+        work: The work.
     """
 
     __slots__ = ("_edge", "_work")
@@ -39,7 +45,7 @@ class at_exit:
 
 
 class leased:
-    """Lease a sandbox until the block exits; raise SandboxError if it can't be leased or returned."""
+    """Lease a sandbox until the end of the `async with`; raise SandboxError if it can't be leased or returned."""
 
     __slots__ = ("_lease", "_sandboxes", "_spec")
 

@@ -304,7 +304,9 @@ class Attempt:
         """Add `reward` to the rollout's reward, and each of `rewards` to its named rewards."""
         self.reward += reward
         if not math.isfinite(self.reward):
-            raise EnvError(f"{self.name}: the reward must be finite, got {self.reward} from {rewards}")
+            raise EnvError(
+                f"{self.name}: the total reward must be finite, got {self.reward}; rewards by name: {rewards}"
+            )
         for name, value in rewards.items():
             self.rewards[name] = self.rewards.get(name, 0.0) + value
 
@@ -328,6 +330,10 @@ class Attempt:
 def _counted(error: SandboxKilledError | EnvError, method: Callable[..., Any]) -> str:
     """Return the metric that counts an error caused by the policy's code, or "" for any other error.
 
-    Such code terminated its sandbox or left unusable content.
+    The policy's code causes an error if it terminated its sandbox or left unusable content there.
+
+    Args:
+        error: The error.
+        method: The env's method that raised the error.
     """
     return SANDBOX_KILLED if isinstance(error, SandboxKilledError) else counted_content(error, error.where, method)

@@ -212,14 +212,22 @@ class Conversation:
         return None
 
     def _append(self, delta: Sequence[int] | None) -> None:
-        """Append the ids after the turn to this segment, or open a new one if the template rewrote earlier text."""
+        """Append the ids after the last turn to this segment.
+
+        Args:
+            delta: The ids; None if the template rewrote earlier text, and the conversation must be rendered again
+                (`rerender`).
+        """
         if delta is None:
             self.rerender()
         else:
             self.segment.extend(delta)
 
     def _length(self, delta: Sequence[int] | None) -> int:
-        """Return the number of ids in the context after appending `delta`."""
+        """Return the number of ids in the context once `delta`, the ids after the last turn, are appended.
+
+        If `delta` is None because the template rewrote earlier text, the whole conversation is encoded and counted.
+        """
         return len(self.chat.prompt_ids()) if delta is None else len(self.segment.token_ids) + len(delta)
 
     @property
@@ -264,10 +272,18 @@ class Conversation:
             segment.extend(prompt[match.shared :])
 
     async def _compact(self, policy: Compact, new: Sequence[Message]) -> StopReason | None:
-        """Let the model write a summary, then continue from the messages that `policy.keep` returns.
+        """Let the model write a summary, then continue in a new segment from the messages that `policy.keep` returns.
 
-        The summary is requested after the answer `new`. If the answer doesn't fit into this segment, the summary is
-        requested after the turn before it, and that turn and the answer follow the kept messages in the next segment.
+        The model reads the answer to its last turn, and then the request for a summary. If the answer doesn't fit into
+        this segment, the request follows the last turn directly. The last turn and the answer then follow the kept
+        messages in the next segment.
+
+        Args:
+            policy: The settings of compactions.
+            new: The answer to the last turn.
+
+        Returns:
+            None, or the StopReason if the summary could not be finished.
         """
         assert self.reply is not None
         segment, asked = self.segment, len(self.segment.turns) - 1
@@ -294,7 +310,12 @@ class Conversation:
         return None
 
     def _slide(self, policy: Window, delta: Sequence[int] | None) -> None:
-        """Continue from the first prompt and the last turns, in a new segment unless this one contains nothing else."""
+        """Continue in a new segment from the first prompt and the last turns; stay in this one if it has no others.
+
+        Args:
+            policy: The settings of the window.
+            delta: The ids after the last turn, or None, as in `_append`.
+        """
         since = self.chat.messages[len(self.first) :]
         last = last_turns(since, policy.keep)
         if len(last) == len(since):

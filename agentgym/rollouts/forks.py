@@ -40,7 +40,10 @@ class ConversationForks:
         train: bool | None,
         role: str | None,
     ) -> AsyncIterator["RunningAgent"]:
-        """Open a forked agent; when the block exits, the agent and its branch of the sandbox are closed."""
+        """Open a fork or sub-agent with the arguments of `Env.fork`.
+
+        At the end of the `async with`, it is closed, and so is its branch of the sandbox.
+        """
         # Before the first await, so that fork numbers, and the samples that depend on them, follow the order of the
         # calls.
         if kind == "fork":

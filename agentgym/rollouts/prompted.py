@@ -48,12 +48,12 @@ class _Sampled:
     conversation: Conversation
     segment: OpenSegment
     chat: Chat
-    """The chat before the turn; it is branched before it is changed."""
+    """The chat before the turn. It is never changed, because a request that continues it gets a copy."""
     reply: Reply
     number: int
     """Index of the turn in its segment."""
     stop: int
-    """Index of the id after the turn's last sampled id, as it was before the turn was shortened, if it was."""
+    """Index of the id after the turn's last id when it was sampled; `realign` may have shortened the turn since."""
 
     @property
     def is_last(self) -> bool:
@@ -78,9 +78,12 @@ class _Made:
     behind: _Sampled | None = None
     """The earlier turn that the request continues, if any."""
     new: Sequence[Message] | None = None
-    """The messages after that turn; None if later turns were edited."""
+    """The request's messages after the turn `behind`.
+
+    None if there is no such turn, or if these messages include a turn that the agent edited.
+    """
     holds: bool = False
-    """Whether the prompt starts with the segment's own ids up to that turn's end, instead of encoding them again."""
+    """Whether `prompt` starts with the segment's own ids up to the end of the turn `behind`, instead of new ones."""
 
 
 class PromptedPolicy:
@@ -197,7 +200,12 @@ class PromptedPolicy:
         return key, conversation
 
     def _found(self, request: AgentRequest, keys: Sequence[str]) -> tuple[_Sampled, Sequence[Message]] | None:
-        """Return the sampled turn that the request continues and its new messages, or None if it contains no turn."""
+        """Return the sampled turn that the request continues, and the messages after it; None if there is no such turn.
+
+        Args:
+            request: The request.
+            keys: The keys of the request's beginnings, shortest first.
+        """
         for place in range(len(keys) - 1, -1, -1):
             if found := self._sampled.get(keys[place]):
                 return next((turn for turn in found if turn.is_last), found[-1]), request.messages[place:]
@@ -252,7 +260,14 @@ class PromptedPolicy:
         return conversation
 
     def _opened(self, request: AgentRequest, key: str, head: str, made: "_Made") -> Conversation:
-        """Open a conversation that contains no turn of this rollout."""
+        """Open a conversation for a request that contains no sampled turn of this rollout.
+
+        Args:
+            request: The request.
+            key: The key of the whole request.
+            head: The key of the request's tools and system messages.
+            made: The prepared request.
+        """
         kind: SegmentKind = "root"
         parent = None
         if key in self._openings:

@@ -59,7 +59,10 @@ class OpenSegment:
     """The clock of the event loop that runs the rollout."""
     speaker: Speaker = POLICY
     turns_before: int = 0
-    """In a branch's first segment, the number of turns in the segment that it continues, for the context policy."""
+    """Number of turns before this segment that the context policy also counts.
+
+    For a branch's first segment, they are the turns of the segment that it continues.
+    """
     branch: int | None = None
     """Index of the segment's branch among the rollout's branches; None for the rollout itself."""
 

@@ -1,4 +1,8 @@
-"""Validation of the results of an env's methods; the EnvError names the first invalid field."""
+"""Validation of the results of an env's methods.
+
+The first argument of each function is the result, and `where` is the start of an error's message. An EnvError names
+the first invalid field.
+"""
 
 import math
 import re
@@ -123,10 +127,18 @@ def read_metrics(given: Any, where: str) -> dict[str, float]:
 
 
 def _rewards(reward: Any, named: Any, where: str) -> tuple[float, dict[str, float]]:
-    """Validate the step's reward: a number for its turn, or numbers by name.
+    """Validate the reward of a step.
+
+    Args:
+        reward: The reward for the step's turn.
+        named: The step's rewards by name, which may replace `reward`; empty or None if there are none.
+        where: The start of an error's message.
+
+    Returns:
+        The reward for the turn, which is 0.0 if there are rewards by name, and the rewards by name.
 
     Raises:
-        EnvError: If both are given and differ.
+        EnvError: If a reward is invalid, or if `reward` is neither 0 nor the sum of the rewards by name.
     """
     number = _finite(reward, f"{where}: reward")
     if not named and (named is None or isinstance(named, _MAPPING)):

@@ -11,7 +11,7 @@ Floats: TypeAlias = NDArray[np.float32]
 Bools: TypeAlias = NDArray[np.bool_]
 
 _DTYPES = {kind: np.dtype(kind) for kind in (np.int64, np.float32, np.bool_)}
-"""The usual dtypes. NumPy has one object for each, so an identity check costs a third of a comparison."""
+"""The NumPy dtype of each usual type. NumPy has only one object for each, and `is` takes a third of `==`'s time."""
 
 
 _KINDS = {
@@ -19,8 +19,8 @@ _KINDS = {
     np.float32: ("fiu", "numbers"),
     np.bool_: ("biu", "true or false"),
 }
-"""The NumPy kind codes accepted for each type, and their name in messages; NumPy itself would also parse text and
-dates.
+"""For each type, the kind codes of the NumPy values that are accepted for it, and what messages call such values.
+NumPy alone would also parse text and dates.
 """
 ID_BITS = 31
 """Bits of a token id: it must fit the int32 arrays of a trainer."""
@@ -61,7 +61,7 @@ def _converted(name: str, value: ArrayLike, dtype: Any) -> NDArray[Any]:
 
 
 def require_ids(name: str, ids: Ints) -> None:
-    """Raise ValueError that names the first invalid id, unless all ids are integers from 0 to 2^31 - 1."""
+    """Check that all ids are from 0 to 2^31 - 1; otherwise raise a ValueError with `name` and the first invalid id."""
     # One pass, at half the cost of minimum and maximum: the union has each bit that any id has, including the sign
     # bit.
     if np.bitwise_or.reduce(ids) >> ID_BITS:
@@ -70,7 +70,15 @@ def require_ids(name: str, ids: Ints) -> None:
 
 
 def set_vectors(obj: object, **dtypes: Any) -> None:
-    """Convert these fields of a frozen dataclass to read-only vectors while it is being constructed."""
+    """Replace fields of a frozen dataclass by read-only vectors, while the object is being constructed.
+
+    Args:
+        obj: The object.
+        dtypes: The type of the vector for each field, by the field's name.
+
+    Raises:
+        ValueError: If a field isn't a vector of such numbers; the message starts with the field's name.
+    """
     for name, dtype in dtypes.items():
         value = getattr(obj, name)
         if type(value) is np.ndarray and value.dtype is _DTYPES.get(dtype) and not value.flags.writeable:

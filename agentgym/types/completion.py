@@ -45,7 +45,10 @@ class Completion:
     ) -> None:
         ids, scores = vector("token_ids", token_ids, np.int64), vector("logprobs", logprobs, np.float32)
         if len(ids) != len(scores):
-            raise ValueError(f"logprobs: got {len(scores)} for {len(ids)} token_ids; return an abort if there are none")
+            raise ValueError(
+                f"logprobs: got {len(scores)} for {len(ids)} token_ids; without log-probabilities, return an abort "
+                "without ids"
+            )
         # A sum is finite only if all its terms are; summing float32 values in float64 can't overflow.
         if not math.isfinite(np.add.reduce(scores, dtype=np.float64)):
             raise ValueError("logprobs: must all be finite")

@@ -19,7 +19,7 @@ SegmentKind: TypeAlias = Literal["root", "compaction", "fork", "subagent", "rere
 
 
 class StopReason(StrEnum):
-    """Why a rollout ended; a tool that returns `Stop("word")` adds its own word."""
+    """Why a rollout ended. A tool that returns `Stop("word")` ends it with the reason "word" instead."""
 
     ANSWER = "answer"
     DONE = "done"
@@ -104,12 +104,17 @@ class Turn(NamedTuple):
     env_messages: tuple[Message, ...] = ()
     """The env's answer, even after the last turn, followed by the instruction to write a summary, if there is one.
 
-    An answer that was carried over is in the next segment instead.
+    If the answer didn't fit into this segment and a compaction moved it to the next one, only the instruction is
+    here.
     """
     seconds: float = 0.0
     """Seconds from the request to the engine until its response."""
     waited: float = 0.0
-    """Part of `seconds` before the engine got the request: at the closed gate, or for a free slot at an endpoint."""
+    """Part of `seconds` in which the request waited and the time limits were paused.
+
+    A request waits for a closed gate (`EngineGate`), for a free slot or the next try at an endpoint, or for an SGLang
+    server.
+    """
     asked_at: float | None = None
     """Time of the request to the engine, in seconds since the rollout started; None if unknown."""
     env_seconds: float = 0.0
@@ -174,7 +179,9 @@ class Segment:
         union, end = bytearray(n), 0
         for turn in self.turns:
             if not end <= turn.start < turn.stop <= n:
-                raise ValueError(f"turns: {turn.start}..{turn.stop} is empty, overlaps another turn or exceeds {n}")
+                raise ValueError(
+                    f"turns: {turn.start}..{turn.stop} is empty, overlaps another turn or exceeds the {n} token_ids"
+                )
             union[turn.start : turn.stop] = b"\1" * (turn.stop - turn.start)
             end = turn.stop
         require(union == self.sampled.tobytes(), "sampled: must be exactly the union of the turns' spans")
@@ -338,7 +345,8 @@ def _size(segments: Sequence[Segment]) -> str:
 class Group:
     """The rollouts of one task.
 
-    Baselines are computed from their rewards, `len(scored)` numbers, never from segments or samples.
+    Baselines are computed from the rewards of its scored rollouts, one number for each, never from segments or
+    samples.
     """
 
     group_id: str
@@ -346,7 +354,7 @@ class Group:
     task: Task | None = None
     """The task that the rollouts attempt; None if the group was created without it."""
     place: tuple[str, int] | None = None
-    """The name of a schedule's task order, and the group's position in it; None outside of a schedule.
+    """The name of a run's order of tasks, and the position of the group's task in it; None outside of such an order.
 
     Each position is trained only once.
     """

@@ -15,9 +15,10 @@ def as_id(value: Any) -> Any:
 
 
 def as_messages(value: Any) -> Any:
-    """Return text as one user message, one message as a prompt, and any other sequence as a tuple of messages.
+    """Return a prompt, which may be text (one user message), one message or several, as a tuple of messages.
 
-    A list that contains an `ag.Image` is the content of one user message.
+    A list that contains an `ag.Image` is the content of one user message. Anything that can't be a prompt is returned
+    unchanged for the validation.
 
     Arrow gives each row of a data set every key that any row has, with the value None; such keys are removed from
     messages.
@@ -34,10 +35,10 @@ def as_messages(value: Any) -> Any:
 
 
 def as_prompt(value: Any) -> Any:
-    """Return the messages of a prompt.
+    """Return a prompt as `as_messages` does.
 
     Raises:
-        ValueError: If there is no message.
+        ValueError: If it has no messages.
     """
     messages = as_messages(value)
     if messages == ():

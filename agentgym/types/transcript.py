@@ -64,7 +64,11 @@ def call_text(call: ToolCall) -> str:
 
 
 def message_parts(message: Message) -> Iterator[tuple[str, str]]:
-    """Yield a message's parts that contain text, as (label, text), or one empty part if there are none."""
+    """Yield each text of a message, as (label, text).
+
+    The label is "thinking" for the reasoning, "" for the content, and "calls" for a tool call. A message without any
+    text yields one empty text with the label "".
+    """
     parts = list(_parts(message))
     yield from parts or [("", "")]
 
@@ -143,12 +147,12 @@ def counted(number: int, what: str) -> str:
 
 
 def size_text(turns: int, sampled: int, segments: int) -> str:
-    """Return the size of a rollout, or of its branches, in words."""
+    """Return the size of a rollout, or of its branches, as text: "2 turns, 40 sampled tokens, 1 segment"."""
     return ", ".join([counted(turns, "turn"), counted(sampled, "sampled token"), counted(segments, "segment")])
 
 
 def heading(rollout_id: str, reward: float | None, stop_reason: str, size: str) -> str:
-    """Return a rollout in one line."""
+    """Return one line with a rollout's id, its reward or "failed", its stop reason, and its size (`size_text`)."""
     worth = "failed" if reward is None else f"reward {reward:g}"
     return one_line(f"{rollout_id}: {worth}, stopped by {stop_reason}, {size}")
 

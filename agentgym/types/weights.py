@@ -15,7 +15,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelWeights:
-    """The weights of a fully trained model, on the CPU, without frozen weights."""
+    """The weights of a model that is trained as a whole, not with an adapter: on the CPU, and without frozen ones."""
 
     tensors: Mapping[str, Any]
     """Weights by their names in the model; of tied weights, only the first name is included."""

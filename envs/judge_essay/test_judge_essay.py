@@ -148,7 +148,7 @@ async def test_no_essay_prevents_its_groups_rewards(bad: Reply) -> None:
 
 async def test_a_failing_judge_leaves_the_group_without_rewards() -> None:
     mute = Scripted(lambda text: YES if "You check" in text else say("No idea."))
-    with pytest.raises(AgentGymError, match="EngineError: model 'judge': no Better in 3 responses"):
+    with pytest.raises(AgentGymError, match="EngineError: model 'judge': no valid Better in 3 responses"):
         await run_groups(JudgeEssayPairs, [TASK], Scripted([say("An essay.")]), n=2, models={"judge": mute})
 
 

@@ -93,7 +93,7 @@ def test_a_pipe_that_ends_early_closes_the_env_and_is_reported(folder: Path) -> 
     assert done.returncode == 1
     assert done.stdout.splitlines()[-2:] == [
         "closed",
-        "left: the input ended before the rollout did; it was not scored",
+        "ended early: the input ended before the rollout did; it was not scored",
     ]
 
 
@@ -211,9 +211,9 @@ def test_an_env_can_be_played_in_a_terminal(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "code", "said"),
     [
-        (b"\x04", 0, "left: the input ended before the rollout did; it was not scored"),
-        (b"\x03", 130, "left: the rollout was not scored"),
-        (b"/quit\n", 0, "left: the rollout was not scored"),
+        (b"\x04", 0, "ended early: the input ended before the rollout did; it was not scored"),
+        (b"\x03", 130, "ended early: the rollout was not scored"),
+        (b"/quit\n", 0, "ended early: the rollout was not scored"),
     ],
     ids=["Ctrl-D", "Ctrl-C", "/quit"],
 )

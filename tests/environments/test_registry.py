@@ -149,7 +149,7 @@ def test_two_packages_with_the_same_env_name_are_an_error_that_names_both(tmp_pa
     sys.path.append(str(tmp_path))
     with pytest.raises(
         ValueError,
-        match=r"^env: 'spoken' is first_words\.env:Spoken of first_words 2\.0 and other_words\.env:Spoken of other",
+        match=r"^env: 'spoken' names two classes, first_words\.env:Spoken of first_words 2\.0 and other_words\.env:",
     ):
         ag.find_env("spoken")
     assert ag.find_env("other_words.env:Spoken").word == "other_words"  # type: ignore[attr-defined]
@@ -196,7 +196,7 @@ def test_another_folder_in_place_of_a_gallery_env_is_named(tmp_path: Path, monke
     monkeypatch.setattr(sys, "path", [str(other.parent), str(tmp_path)])
     for name in [name for name in sys.modules if name.partition(".")[0] == "envs"]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ValueError, match=r"env: 'notes' is .*/notes/env.py, but .* was imported as envs.notes"):
+    with pytest.raises(ValueError, match=r"env: 'notes' is defined in .*/notes/env.py, but importing envs.notes"):
         ag.find_env("notes")
 
 

@@ -231,7 +231,7 @@ async def test_no_answer_is_so_long_that_a_judge_costs_the_rollout_its_reward() 
 async def test_repeated_requests_count_toward_the_allowed_calls() -> None:
     engine = Counting(lambda text: say("what?"))
     rollout = await ag.rollout(judged(calls=2, retries=9), TASK, Scripted([say("x")]), models={"judge": engine})
-    assert "no Verdict in 2 responses" in str(rollout.error)
+    assert "no valid Verdict in 2 responses" in str(rollout.error)
     assert engine.asked == 2
 
 

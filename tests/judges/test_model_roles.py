@@ -95,7 +95,7 @@ async def test_a_model_that_never_answers_as_requested_gives_a_rollout_without_a
     assert rollout.reward is None
     assert rollout.failure is not None
     assert rollout.failure.type == "EngineError"
-    assert "model 'judge': no Verdict in 3 responses: there is no JSON object" in str(rollout.error)
+    assert "model 'judge': no valid Verdict in 3 responses; the last one: there is no JSON object" in str(rollout.error)
 
 
 async def test_a_request_to_a_failing_engine_is_retried(no_wait: None) -> None:
@@ -136,7 +136,7 @@ async def test_all_ways_of_querying_a_model_have_the_same_default_settings() -> 
             model = self.model("judge")
             await model.ask("One?")
             for asking in (model.ask("Two?", Verdict), model.ask_json("Three?", Verdict)):
-                with pytest.raises(EngineError, match="no Verdict in 3 responses"):
+                with pytest.raises(EngineError, match="no valid Verdict in 3 responses"):
                     await asking
             return 1.0
 

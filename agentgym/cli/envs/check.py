@@ -95,7 +95,7 @@ def _replies(cls: type[Env[Any]], oracle: Callable[[Task], Any], task: Task) -> 
     """Return the oracle's replies to a task.
 
     Raises:
-        EnvError: If the oracle raises, or returns something else.
+        EnvError: If the oracle raises, or returns something other than replies.
     """
     with boundary(EnvError, f"{cls.__name__}: oracle(task)"):
         replies = oracle(task)

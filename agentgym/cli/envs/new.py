@@ -36,8 +36,8 @@ def new(folder: tyro.conf.Positional[Path], kind: Kind = "tool") -> int:
 
     Args:
         folder: The folder to create. Its last part is the environment's name, as in hello or envs/my_shop.
-        kind: The template: tool has one tool and one reward, sandbox runs code in a sandbox, chat answers in text
-            like a user, and game rewards each turn.
+        kind: The template: tool has one tool and one reward, sandbox runs code in a sandbox, chat replies to the
+            model like a user, and game rewards each turn.
     """
     name = folder.name
     if folder.exists():

@@ -73,10 +73,10 @@ def play(
         engine: Engine = player if image_in(member, [chosen]) is None else Seeing(player)
         played = asyncio.run(rollout(_unlimited(member, player), chosen, engine, seed=seed))
     except KeyboardInterrupt:
-        say("\nleft: the rollout was not scored")
+        say("\nended early: the rollout was not scored")
         return INTERRUPTED
     if player.left:
-        say(f"left: {player.left}")
+        say(f"ended early: {player.left}")
         return 0 if sys.stdin.isatty() else 1
     for line in last_answer(played):
         say(line)

@@ -71,7 +71,7 @@ def serve(
 
 
 async def _serve(cls: type[Env[Any]], task: Task, seed: int, listener: socket.socket | None, token: str | None) -> None:
-    """Serve until the end, then write the outcome to stderr."""
+    """Serve until the client hangs up, or Ctrl-C or SIGTERM ends the server; then write the outcome to stderr."""
     from agentgym.bridges.mcp_server import PATH, open_episode, serve_http, serve_stdio
 
     serving = asyncio.current_task()

@@ -144,9 +144,11 @@ class BranchAttempt(Attempt):
         )
 
     def segments(self, branch: int, first: int) -> list[Segment]:
-        """Close the branch's segments and return them; the index of the first one in the rollout is `first`.
+        """Close the branch's segments and return them with their indices in the rollout. Call this only once.
 
-        Call this only once.
+        Args:
+            branch: Index of the branch in `Rollout.branches`.
+            first: Index of the branch's first segment in `Rollout.segments`.
         """
         for opened in self.state.segments:
             opened.index, opened.branch = opened.index + first, branch
