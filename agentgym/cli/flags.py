@@ -111,6 +111,12 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
     A resumed run without `--max-steps` keeps the number of steps that it was started with. Without `--output-dir`, it
     continues in the folder that `--resume` names.
 
+    Args:
+        recipe: The recipe.
+        given: The command line's settings.
+        prog: The program's name in the help; None takes it from the command line.
+        about: The text at the start of the help.
+
     Raises:
         RefusedWords: If a flag is refused; the message names it.
     """
@@ -142,7 +148,7 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
 
 
 def print_help(run: RunConfig, prog: str | None, about: str) -> NoReturn:
-    """Print every setting with its value in this run, and exit with 0."""
+    """Print every setting with its value in this run, and exit with 0; for `prog` and `about`, see `settings_of`."""
     import tyro
 
     try:
@@ -349,7 +355,14 @@ def _applied(config: T, given: Mapping[str, Any]) -> T:
 
 
 def _below(name: str, applied: Callable[[Any, Mapping[str, Any]], T], now: Any, given: Mapping[str, Any]) -> T:
-    """Apply words to a part of a config. A ValueError names fields below the part, as in `train.lr`."""
+    """Return a part of a config as changed by `applied(now, given)`.
+
+    Args:
+        name: The name of the part, which is put in front of the fields that a ValueError names, as in `train.lr`.
+        applied: The function.
+        now: The part.
+        given: The words for the part, by field.
+    """
     try:
         return applied(now, given)
     except ValueError as error:
@@ -357,7 +370,15 @@ def _below(name: str, applied: Callable[[Any, Mapping[str, Any]], T], now: Any, 
 
 
 def _part(now: Any, given: Mapping[str, Any]) -> Any:
-    """Apply words to a part of a config: a config, configs by name, or an engine of the selected kind."""
+    """Return a part of a config with new values of some fields.
+
+    Args:
+        now: The part: a config, configs of model roles by name, or the config of an engine.
+        given: The words typed for the part, by field; under `KIND`, the words that select an engine.
+
+    Raises:
+        ValueError: If a field or an engine doesn't exist, or a value is wrong; the message names the field.
+    """
     if isinstance(now, Mapping):
         return {**now, **{name: _below(name, _role, now.get(name), words) for name, words in given.items()}}
     if KIND in given:
@@ -375,7 +396,11 @@ def _part(now: Any, given: Mapping[str, Any]) -> Any:
 
 
 def _role(now: ModelRoleConfig | None, given: Mapping[str, Any]) -> ModelRoleConfig:
-    """Apply words to a model role.
+    """Return a model role with new values of some fields.
+
+    Args:
+        now: The model role in the recipe; None if the recipe has no such role.
+        given: The words typed for the role, by field.
 
     Raises:
         ValueError: If neither the recipe nor the command line names its model.
@@ -387,6 +412,12 @@ def _role(now: ModelRoleConfig | None, given: Mapping[str, Any]) -> ModelRoleCon
 
 def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
     """Parse the words after a flag as a value of the field's type.
+
+    Args:
+        name: The field.
+        hint: The field's type.
+        words: The words.
+        now: The field's value in the recipe. If it is a dict, the words change or add entries of it.
 
     Raises:
         ValueError: If the words don't have the field's type; the message names the field.
@@ -437,7 +468,7 @@ def _pairs(name: str, words: Sequence[str], of: str) -> dict[str, str]:
     """
     pairs = dict(zip(words[::2], words[1::2], strict=False))
     if 2 * len(pairs) != len(words):
-        raise ValueError(f"{name}: expected pairs of {of}, each once, got {' '.join(words)!r}")
+        raise ValueError(f"{name}: expected pairs of {of}, each with a different first word, got {' '.join(words)!r}")
     return pairs
 
 

@@ -151,6 +151,11 @@ def _flags(path: str) -> list[str]:
 def _path(args: Sequence[str], commands: Mapping[str, Any], path: str = "agentgym") -> str:
     """Return the words that name the command.
 
+    Args:
+        args: The words that follow `path` on the command line.
+        commands: The commands that may come next, by name.
+        path: The program's name and the words of the command that were already read.
+
     Raises:
         RefusedWords: If there is no such command.
     """

@@ -90,6 +90,11 @@ def _in_loop() -> bool:
 def settings(recipe: RunConfig, words: Sequence[str], *, about: str = "") -> RunConfig:
     """Return the recipe with the command line's settings.
 
+    Args:
+        recipe: The recipe.
+        words: The words of the command line.
+        about: The text at the start of the help.
+
     Raises:
         RefusedWords: If a flag is refused; the message names it.
     """
@@ -172,7 +177,13 @@ def say_what_is_next(folder: Path, run: RunConfig, typed: str | None = None) -> 
 
 
 def _evaluations(run: RunConfig, trained: Path, typed: str | None) -> Iterator[str]:
-    """Yield the command that evaluates the trained model, for each env of the run."""
+    """Yield the command that evaluates the trained model, for each env of the run.
+
+    Args:
+        run: The run.
+        trained: The folder of the trained model.
+        typed: The env's name as typed, if it differs from the run's.
+    """
     models = [
         word
         for name, role in run.models.items()

@@ -174,7 +174,10 @@ def _how(name: str) -> str:
 
 @cache
 def _warn_of_fallback(owner: str, name: str) -> None:
-    """Log a warning that the role has no model and uses the env's fallback model, once per process."""
+    """Log a warning, once per process, that the run gives no model for the role `name` of the env `owner`.
+
+    The env's fallback model is used instead.
+    """
     log.warning("%s: no model %r was given, so the env's own fallback model is used. %s", owner, name, _how(name))
 
 

@@ -64,7 +64,14 @@ class Conversation:
     def open(
         self, kind: SegmentKind, messages: Sequence[Message], token_ids: Sequence[int], parent: int | None
     ) -> None:
-        """Open a segment with messages and their ids, which are not trained."""
+        """Open a segment with messages and their ids, which are not trained.
+
+        Args:
+            kind: Why the segment is opened, such as "fork".
+            messages: The messages that it starts with.
+            token_ids: Their ids.
+            parent: Index of the segment that it continues; None for the root.
+        """
         limits = self.state.limits
         self.segment = OpenSegment(
             index=len(self.state.segments),

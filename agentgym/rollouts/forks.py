@@ -150,7 +150,7 @@ def _speaker(parent: Speaker, engine: str | None, train: bool | None, role: str 
     model = parent.model if engine is None else engine
     if model and train:
         raise ValueError(
-            f"train: the policy cannot be trained on tokens that the model {model!r} samples; leave it out"
+            f"train: the policy cannot be trained on tokens that the model {model!r} samples; leave `train` out"
         )
     trained = not model and (parent.trained if train is None else train)
     return Speaker(parent.role if role is None else role, model, trained)

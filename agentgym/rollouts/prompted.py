@@ -106,7 +106,7 @@ class PromptedPolicy:
         self._waiting: dict[str, list[Conversation]] = {}
         """Conversations whose turn was requested but not sampled."""
         self._openings: dict[str, int] = {}
-        """Index of each segment that was opened without an earlier turn, by the key of its first request."""
+        """Index of each segment that was opened by a request without a sampled turn, by the key of that request."""
         self._heads: dict[str, int] = {}
         """Index of the most recently used segment, by the key of a request's tools and system messages."""
         self._last: int | None = None

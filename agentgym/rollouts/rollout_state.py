@@ -65,10 +65,13 @@ class RolloutState:
         return budget if self.sampling.max_tokens is None else min(budget, self.sampling.max_tokens)
 
     async def take(self, budget: int) -> int:
-        """Reserve ids of `limits.tokens` for a turn, until `give_back`; return 0 if none are left.
+        """Reserve up to `budget` ids of `limits.tokens` for a turn, until `give_back`.
 
         Concurrent conversations share these ids. If the turns in progress leave too few, this waits for ids that
         those turns don't use.
+
+        Returns:
+            The number of reserved ids, which is 0 if none are left.
         """
         assert self.limits.tokens is not None
         while self.asked and self.limits.tokens - self.tokens - self.asked < budget:

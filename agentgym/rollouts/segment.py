@@ -111,7 +111,10 @@ class OpenSegment:
         waited: float = 0.0,
         asked_at: float = 0.0,
     ) -> None:
-        """Append a sampled turn, with a copy of its log-probabilities; `ids` are the token ids of `completion`."""
+        """Append a sampled turn, with a copy of its log-probabilities; `ids` are the token ids of `completion`.
+
+        The other arguments become the turn's fields of the same name.
+        """
         start, versions = len(self.token_ids), completion.versions
         self._put(ids)
         if self.turns and self.turns[-1].versions == versions:

@@ -23,7 +23,7 @@ _KINDS = {
 NumPy alone would also parse text and dates.
 """
 ID_BITS = 31
-"""Bits of a token id: it must fit the int32 arrays of a trainer."""
+"""Maximum number of bits of a token id, which must fit the int32 arrays of a trainer."""
 
 
 def vector(name: str, value: ArrayLike, dtype: Any) -> NDArray[Any]:

@@ -36,7 +36,7 @@ class RolloutBranch:
     """The outcome of one branch: an additional continuation of the rollout from one of its states."""
 
     turn: int
-    """Number of the rollout's turns before the state, which is also the number of the branch's first own turn."""
+    """Number of turns that the rollout had sampled in that state; the branch's own turns are numbered from it on."""
     reward: float | None
     """The reward of the whole path, including the rollout's rewards before the state; None if the branch failed."""
     stop_reason: str
@@ -249,7 +249,16 @@ class Rollout:
             require(in_order, "segments: indices must count up from 0, and a parent must come before its children")
 
     def _require_roles(self, end: "Rollout | RolloutBranch", branch: int | None, name: str) -> None:
-        """Require a reward for each role with trained turns in a rollout or branch, unless it failed."""
+        """Check that each role with trained turns has a reward, unless the rollout or branch failed.
+
+        Args:
+            end: The rollout or branch.
+            branch: Index of the branch; None for the rollout.
+            name: The start of an error's message.
+
+        Raises:
+            ValueError: As in `require_roles`.
+        """
         rollouts = set[str]()
         if end.reward is not None:
             rollouts = {s.role for s in self.segments if s.branch == branch and s.trained and s.turns}

@@ -30,7 +30,7 @@ class SegmentTranscript:
     opened: int = 0
     """Number of messages that the segment starts with; some of them may also be in its parent."""
     notes: tuple[str, ...] = ()
-    """The segment's speaker ("role white", "by judge"), "not trained" if it isn't, and the outcome of its branch."""
+    """The speaker ("role white", "by judge"), "not trained" if its turns aren't, and the outcome of the branch."""
 
     @property
     def title(self) -> str:
@@ -164,7 +164,7 @@ def outcome(
     failed_cases: Mapping[str, str] | None = None,
     role_rewards: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the rewards by name and role, the metrics, the failed hidden tests, and the failure with its traceback."""
+    """Return the rewards by name and role, metrics, failed hidden tests and the failure with its traceback, as text."""
     given = [("rewards", rewards), ("rewards of roles", role_rewards or {}), ("metrics", metrics)]
     lines = [f"{name}: " + ", ".join(f"{k} {v:g}" for k, v in numbers.items()) for name, numbers in given if numbers]
     cases = list((failed_cases or {}).items())

@@ -135,12 +135,18 @@ def test_the_recipes_engine_settings_stay_if_the_command_line_names_the_same_kin
         (["--max-steps", "3", "4"], "--max-steps: unexpected argument '4'"),
         (["--train.dora", "0"], "unexpected argument '0'"),
         (["3"], "unexpected argument '3'"),
-        (["--chat-template-kwargs", "loud"], "--chat-template-kwargs: expected pairs of a name and a value, each once"),
+        (
+            ["--chat-template-kwargs", "loud"],
+            "--chat-template-kwargs: expected pairs of a name and a value, each with a different first word",
+        ),
         (
             ["--env", "chase", "3", "bisect"],
-            "--env: expected pairs of an env and its weight, each once, got 'chase 3 bisect'",
+            "--env: expected pairs of an env and its weight, each with a different first word, got 'chase 3 bisect'",
         ),
-        (["--env", "chase", "1", "chase", "2"], "--env: expected pairs of an env and its weight, each once"),
+        (
+            ["--env", "chase", "1", "chase", "2"],
+            "--env: expected pairs of an env and its weight, each with a different first word",
+        ),
         (["--env", "chase", "x"], "--env: 'chase' must be a valid number, unable to parse string as a number, got 'x'"),
         (["--env", "chase", "-1"], "--env: 'chase' must be above 0, got -1.0"),
         (["--train", "ppo"], "there is no option --train; did you mean"),
