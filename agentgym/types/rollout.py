@@ -167,8 +167,8 @@ class Segment:
         set_vectors(self, token_ids=np.int64, sampled=np.bool_, logprobs=np.float32)
         require_ids("token_ids", self.token_ids)
         n = len(self.token_ids)
-        require(len(self.sampled) == n, f"sampled: {len(self.sampled)} for {n} token_ids")
-        require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")
+        require(len(self.sampled) == n, f"sampled: got {len(self.sampled)} for {n} token_ids")
+        require(len(self.logprobs) == n, f"logprobs: got {len(self.logprobs)} for {n} token_ids")
         require(
             (self.parent is None) == (self.kind == "root"), "parent: must be None for the root, and only for the root"
         )

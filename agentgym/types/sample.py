@@ -42,7 +42,7 @@ class Sample:
         require(n > 0, "response_ids: empty")
         if not len(self.loss_mask) == len(self.logprobs) == len(self.advantages) == n:
             for name in ("loss_mask", "logprobs", "advantages"):
-                require(len(getattr(self, name)) == n, f"{name}: {len(getattr(self, name))} for {n} response_ids")
+                require(len(getattr(self, name)) == n, f"{name}: got {len(getattr(self, name))} for {n} response_ids")
 
     def __repr__(self) -> str:
         size = f"{len(self.prompt_ids)} prompt ids, {len(self.response_ids)} response ids"

@@ -284,5 +284,5 @@ def test_the_sample_helper_needs_only_ids_and_changed_fields() -> None:
     made = sample([5], [6, 7, 8], loss_mask=[True, False, True])
     assert (made.prompt_ids.tolist(), made.response_ids.tolist()) == ([5], [6, 7, 8])
     assert (made.loss_mask.tolist(), made.advantages.tolist()) == ([True, False, True], [1.0, 1.0, 1.0])
-    with pytest.raises(ValueError, match="logprobs: 1 for 2 response_ids"):
+    with pytest.raises(ValueError, match="logprobs: got 1 for 2 response_ids"):
         sample(logprobs=[0.0])
