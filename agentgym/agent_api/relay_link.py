@@ -184,7 +184,8 @@ class RelayLink:
     def _has_room(self, length: int) -> bool:
         """Return whether `length` more bytes of requests are allowed.
 
-        The unanswered bytes are counted only if their upper bound leaves too little room.
+        The limit is MAX_HELD unanswered bytes. Usually `_at_most` decides, which is never below the true number. Only
+        if it exceeds the limit is it replaced with an exact count.
         """
         if self._at_most + length > MAX_HELD:
             self._at_most = self._held()

@@ -112,8 +112,8 @@ def _ended_clients(client: Any) -> "list[Traces]":
     ended = lookout.ended(found := traces(client), engine_time(client))
     if lookout.silent:
         say(
-            f"checking again in {LOOKS_S:.0f} s: silent programs on other machines or in other containers may have "
-            "ended"
+            "some agentgym programs on other machines or in other containers have shown no sign of life lately and may "
+            f"have ended; checking them again in {LOOKS_S:.0f} s"
         )
         time.sleep(LOOKS_S)
         ended = lookout.ended(found := traces(client), engine_time(client))

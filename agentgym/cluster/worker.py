@@ -31,7 +31,7 @@ Policy: TypeAlias = Adapter | ModelWeights | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """The driver's information about a worker's engine."""
+    """Properties of an open engine, which a worker sends to the driver: the process that runs the training loop."""
 
     context_tokens: int
     dtype: str
@@ -39,7 +39,7 @@ class EngineFacts:
 
 
 def facts_of(engine: Engine) -> EngineFacts:
-    """Return the driver's information about an open engine."""
+    """Return the properties of an open engine that the driver needs."""
     return EngineFacts(
         context_tokens=engine.context_tokens,
         dtype=str(getattr(engine, "dtype", "")),

@@ -142,8 +142,8 @@ def _refuse_unkept(task: Task) -> None:
         loc = ".".join(map(str, wrong[0]["loc"]))
         readable = f"give it a type that pydantic can read back from its own JSON, or {EXCLUDE}"
         raise ValueError(
-            f"{kind.__name__}.{loc}: a stored task could not be read back: {wrong[0]['msg']}, got "
-            f"{wrong[0]['input']!r:.60}; {BASE64 if wrong[0]['type'] == 'bytes_type' else readable}"
+            f"{kind.__name__}.{loc}: can't be read back from the JSON in which tasks are stored: {wrong[0]['msg']}, "
+            f"got {wrong[0]['input']!r:.60}; {BASE64 if wrong[0]['type'] == 'bytes_type' else readable}"
         ) from error
     for name, field in kind.model_fields.items():
         if (found := _difference(getattr(task, name), getattr(back, name))) is not None:

@@ -2,17 +2,19 @@
 
 ::
 
-    earlier       S U                      answered with a, which was sampled
-    request       S U a V      extends: continues the segment with the ids of a as they were sampled, then V
-    request       S U a W      also extends: a fork, whose prefix has the same ids and is not trained again
-    request       S U          repeats: a fork, sampled again
-    request       S U b V      edited: a new segment, rendered whole
-    request       S X          the same head, but no earlier turn: a compaction
-    request       T Y          another head: a sub-agent
+    S U          the first request, answered with a, which was sampled
+    S U a V      extends: continues the segment with the ids of a as they were sampled, then V
+    S U a W      extends the same turn again: a fork, because the segment already continues with V; the ids up to a are
+                 the same, and are not trained again
+    S U          repeats: a fork, sampled again
+    S U b V      edited: a new segment, rendered whole
+    S X          the same head, but no earlier turn: a compaction
+    T Y          another head: a sub-agent
 
-Each letter is a message: S and T are system messages (the head, together with the tools), U to Y are other messages of
-the agent, a is the policy's turn, and b is that turn as edited by the agent. Messages are compared as the agent sees
-them. Parts of a turn that it leaves out, such as reasoning, are still in the ids.
+These are an agent's requests in the order in which they arrive. Each letter is a message: S and T are system messages
+(the head, together with the tools), U to Y are other messages of the agent, a is the policy's turn, and b is that turn
+as edited by the agent. Messages are compared as the agent sees them. Parts of a turn that it leaves out, such as
+reasoning, are still in the ids.
 """
 
 from collections.abc import Sequence
@@ -174,7 +176,12 @@ class PromptedPolicy:
         return replace(sampling, stop=stop) if request.stop else sampling
 
     async def _conversation(self, request: AgentRequest) -> tuple[str, Conversation]:
-        """Return the request's key and the conversation that it continues, with the prompt in the open segment."""
+        """Find, fork or open the conversation that a request continues, and add the request's prompt to it.
+
+        Returns:
+            The key of the request, which is a hash of its tools and messages, and the conversation. Its open segment
+            ends with the request's prompt.
+        """
         keys, head = await self._large.work(request.size, lambda: (beginnings(request), head_of(request)))
         key = keys[-1]
         made: _Made | None = None

@@ -24,7 +24,10 @@ class Schedule:
     rest_epochs: Count = 0
     """Number of times that a task is skipped after all its rollouts had the same reward."""
     solved: float = 1.0
-    """The lowest reward that counts as solving a task, for the counts of resting tasks."""
+    """The lowest reward that counts as solving a task.
+
+    It is only used in metrics, which count the tasks that begin to rest as solved or unsolved.
+    """
     seed: Seed = 0
     """The seed from which the order of tasks and the seeds of all groups are derived."""
     same_instance: bool = True

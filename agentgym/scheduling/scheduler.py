@@ -172,9 +172,10 @@ class Scheduler(Generic[TaskT]):
         return len(self._groups) < self._policy.target
 
     async def _filled(self) -> bool:
-        """Start some groups; return whether some are still missing.
+        """Start some groups; return whether more must be started to reach the batch's target.
 
-        If no task is free, this waits until a job of a dropped or returned group ends, because its task is then free.
+        No two groups in progress have the same task. If every task is taken, this first waits for a dropped or returned
+        group whose rollouts are still ending, because its task is free afterwards.
         """
         try:
             return self._fill(_AT_ONCE)

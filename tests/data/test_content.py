@@ -215,7 +215,10 @@ def test_a_type_that_rejects_its_own_stored_form_is_refused_by_field() -> None:
         model_config = ConfigDict(arbitrary_types_allowed=True)
         value: np.ndarray
 
-    with pytest.raises(ValueError, match=r"^Numbers\.value: a stored task could not be read back: .*got \[0, 1, 2\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"^Numbers\.value: can't be read back from the JSON in which tasks are stored: .*got \[0, 1, 2\]",
+    ):
         refuse_unkept([made(Numbers, value=np.arange(3))])
 
 

@@ -357,7 +357,9 @@ class SGLangEngine:
         self._fleet.open.set()
 
     async def release_memory(self) -> None:
-        """Release the servers' GPU memory for the trainer (see `colocate`). Every client must call `drain` first.
+        """Release the servers' GPU memory for the trainer (see `colocate`).
+
+        Before that, `drain` must be called on every engine that uses these servers, including those of other processes.
 
         Raises:
             EngineError: If a server can't release it.

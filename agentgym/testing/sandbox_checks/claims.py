@@ -45,9 +45,10 @@ def result(what: str, got: object, **promised: object) -> ExecResult:
 
 
 async def refuses(what: str, kind: type[Exception], call: Awaitable[object]) -> None:
-    """Raise AssertionError unless the call raises a SandboxContentError of that kind.
+    """Raise AssertionError unless the call raises an error of that kind that is also a SandboxContentError.
 
-    In a reward, any other error would cost the rollout its reward.
+    If a reward method makes such a call, a SandboxContentError makes that reward 0.0. After any other error, the
+    rollout has no reward and isn't trained on.
     """
     await raises(what, kind, call, content=True)
 

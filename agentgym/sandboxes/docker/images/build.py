@@ -27,7 +27,7 @@ LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The ingredients of an image."""
+    """Settings of an image to build: a base image or a Dockerfile's folder, and the pip and apt packages to install."""
 
     image: str | None
     dockerfile: str | None
