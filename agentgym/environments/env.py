@@ -60,7 +60,10 @@ class Env(Generic[TaskT]):
     fallback_models: ClassVar[Mapping[str, Any]] = {}
     """Engines by model role, such as a `Scripted` judge, each used if the run names no model for the role."""
     root_engine: str | None = None
-    """The model role that samples the first conversation, without training; None for the policy. `reset` may set it."""
+    """The model role that samples the first conversation, its forks and, by default, its sub-agents.
+
+    With such a model, none of them is trained. None stands for the policy. `reset` may set it.
+    """
     root_trained: bool = True
     """Whether to train the turns of the first conversation, and of forks by default; `reset` may set it."""
 

@@ -34,7 +34,7 @@ def register(name: str) -> Callable[[EnvT], EnvT]:
     """Register an env class under a name: `@ag.register("name")`.
 
     Args:
-        name: The name: letters, digits, "_", "-" and ".", without ".py" at its end.
+        name: The name: letters, digits, "_", "-" and ".". It must not start with "-" or ".", or end with ".py".
 
     Raises:
         ValueError: If the name is invalid, or another class is already registered under it.

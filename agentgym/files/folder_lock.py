@@ -61,7 +61,12 @@ class LockedFolder(HeldFolder):
         super().close()
 
     def follow(self) -> Change | None:
-        """Follow the folder like `HeldFolder.follow`, and keep it locked.
+        """Find the folder again if it was moved or removed since the last call, and keep it locked.
+
+        A removed folder is recreated, as in `HeldFolder.follow`.
+
+        Returns:
+            The change, or None without one.
 
         Raises:
             FolderInUse: If another process has taken the folder.

@@ -28,8 +28,10 @@ class ClusterConfig:
     trainer_cpus: Above0 = 1.0
     """CPUs that Ray reserves for each trainer."""
     restarts: Count = 5
-    """Maximum number of replacements of lost workers, servers and trainers, counted separately for each kind.
+    """Maximum number of replacements of lost workers, evaluation workers, servers and trainers, counted separately for
+    each kind.
 
-    If another worker or trainer is lost after that, the run fails. If another server is lost, the run continues with
-    the remaining servers, and fails when none is left.
+    If another worker or trainer is lost after that, the run fails. If another evaluation worker is lost, the evaluation
+    is missing, and the run continues. If another server is lost, the run continues with the remaining servers, and
+    fails when none is left.
     """

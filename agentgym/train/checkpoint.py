@@ -149,9 +149,9 @@ def check_step(path: Path) -> None:
         manifest = read_json(path / _MANIFEST, within=path)
         sums = {str(name): (int(said["bytes"]), str(said["sha256"])) for name, said in manifest["files"].items()}
     except (OSError, *DAMAGE) as error:
-        raise ValueError(f"its {_MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
+        raise ValueError(f"the step's {_MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
     if STATE not in sums:
-        raise ValueError(f"its {_MANIFEST} does not list {STATE}")
+        raise ValueError(f"the step's {_MANIFEST} does not list {STATE}")
     for name, (size, checksum) in sums.items():
         try:
             with opened(path / name, within=path) as file:

@@ -236,12 +236,13 @@ class _Unpickler(pickle.Unpickler):
         if name in _PICKLED.get(module, ()) or (
             module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         ):
-            return super().find_class(module, name)
+            return super().find_class(module.removesuffix("._local"), name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which isn't allowed in a checkpoint")
 
 
 _PICKLED = {
     "pathlib": ("PosixPath",),
+    "pathlib._local": ("PosixPath",),  # Python 3.13's name of it, which no other version has
     "torch": ("Size",),
     "torch.serialization": ("_get_layout",),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),

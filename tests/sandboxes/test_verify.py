@@ -456,8 +456,14 @@ async def test_the_session_continues_after_verify(sandbox: Sandbox) -> None:
         ({"command": "./solve", "expect": {"x" * (1 << 20): ""}}, "expect: the tests have"),
         ({"code": "", "expect": {"1": asyncio.sleep}}, "expect: the function for '1' is async"),
         ({"command": "true", "expect": {"": b"5"}}, "expect: the value for '' is a bytes"),
-        ({"command": "python3 -W error -m pytest"}, "command: expected a file, -m MODULE or -c CODE after Python"),
-        ({"command": ["python3"]}, "command: expected a file, -m MODULE or -c CODE after Python"),
+        (
+            {"command": "python3 -W error -m pytest"},
+            "must be followed by a file, -m MODULE or -c CODE",
+        ),
+        (
+            {"command": ["python3"]},
+            "must be followed by a file, -m MODULE or -c CODE",
+        ),
         ({"command": "python3 'x"}, "command: "),
         ({"command": " "}, "command: expected a command, got an empty string"),
         ({"command": []}, "command: the first word"),

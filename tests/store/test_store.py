@@ -415,6 +415,7 @@ def test_a_temporarily_locked_store_loses_nothing_and_a_later_loss_is_logged(
 ) -> None:
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
     with RolloutWriter(tmp_path) as writer, closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        writer.flush()  # its thread has opened the store
         other.execute("BEGIN IMMEDIATE")
         for step in range(3):
             writer.add([group(rollout(f"a{step}/0"))], step=step)
@@ -441,6 +442,7 @@ def test_if_too_many_rollouts_wait_the_oldest_are_lost_and_counted(
     monkeypatch.setattr(schema, "OPEN_SECONDS", 0.01)
     monkeypatch.setattr(writing, "HELD_MOST", 2)
     with RolloutWriter(tmp_path) as writer, closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        writer.flush()  # its thread has opened the store
         other.execute("BEGIN IMMEDIATE")
         for step in range(5):
             writer.add([group(rollout(f"a{step}/0"))], step=step)

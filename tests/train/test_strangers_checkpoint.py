@@ -1,5 +1,6 @@
 """Checkpoints of strangers: reading one runs no code and reads no file outside it."""
 
+import io
 import json
 import os
 import pickle
@@ -13,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentgym.files.foreign.opening import UnreadableFileError
 from agentgym.train.checkpoint import check_step, last_checkpoint, sum_of
-from agentgym.train.snapshot import METADATA, PartsReader, _alone, _saved
+from agentgym.train.snapshot import METADATA, PartsReader, _alone, _saved, _Unpickler
 
 
 @pytest.fixture
@@ -38,6 +39,14 @@ class Evil:
 
 def test_checkpoints_written_by_torch_are_read(checkpoint: Path) -> None:
     assert _saved(checkpoint) == {"weights/a": torch.Size([3]), "weights/b": torch.Size([2, 5])}
+
+
+@pytest.mark.parametrize("module", [b"pathlib", b"pathlib._local"])
+def test_checkpoints_of_every_python_are_read(module: bytes) -> None:
+    name = type(Path()).__module__.encode()
+    pickled = pickle.dumps(Path("a"), protocol=0).replace(b"c" + name + b"\n", b"c" + module + b"\n")
+    assert b"c" + module + b"\n" in pickled
+    assert _Unpickler(io.BytesIO(pickled)).load() == Path("a")
 
 
 def test_reading_tensor_locations_runs_no_code(checkpoint: Path, tmp_path: Path) -> None:
@@ -127,7 +136,7 @@ def test_an_invalid_size_is_named(tmp_path: Path, size: Any) -> None:
     folder = tmp_path / "step-000001"
     folder.mkdir()
     written(folder, **{"state.pt": {"bytes": size, "sha256": ""}})
-    with pytest.raises(ValueError, match=r"^its manifest\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"^the step's manifest\.json cannot be read"):
         check_step(folder)
 
 

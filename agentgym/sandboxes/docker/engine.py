@@ -247,9 +247,9 @@ class Engine:
         )
 
     def _as_podman_has_it(self, spec: DockerSettings) -> dict[str, Any]:
-        """Return the options that podman needs in another form, or {} for other engines.
+        """Return the options of a container that differ if the engine is podman, or {} for other engines.
 
-        The system calls are passed as a file, and the limits are ones that podman can set.
+        podman reads the seccomp profile from a file, which this writes, and can set only some resource limits.
         """
         if not self._traits.is_podman:
             return {}

@@ -178,8 +178,8 @@ def after_python(words: list[str]) -> list[str] | None:
         rest = [rest[0][:2], rest[0][2:], *rest[1:]]
     if not rest or (rest[0].startswith("-") and (rest[0] not in ("-m", "-c") or len(rest) < 2)):
         raise WrongContent(
-            f"command: expected a file, -m MODULE or -c CODE after Python and any of {' '.join(OPTIONS)}, got "
-            f"{' '.join(rest[:1]) or 'nothing'!r}; run anything else in a shell: sh -c '...'"
+            f"command: Python and its options ({' '.join(OPTIONS)}) must be followed by a file, -m MODULE or -c CODE, "
+            f"got {' '.join(rest[:1]) or 'nothing'!r}; run anything else in a shell: sh -c '...'"
         )
     return rest
 

@@ -57,10 +57,19 @@ def _by_tokens(lengths: Ints, costs: NDArray[np.float64], ranks: int, tokens: in
 
 
 def _even_fit(sizes: Ints, budget: int, others: int, ranks: int) -> list[Indices]:
-    """Pack the items with `best_fit`, under about the smallest budget that needs no more bins per rank.
+    """Pack the items into bins of even sizes, with `best_fit`.
 
-    Each rank computes the same number of bins, so `others`, the number of bins that are already packed, counts too.
-    Returns the new bins as indices into `sizes`.
+    A smaller budget makes the bins more even. This uses about the smallest one under which each rank gets no more bins
+    than under the full budget.
+
+    Args:
+        sizes: Tokens of each item.
+        budget: Maximum tokens of a bin.
+        others: Number of bins that are already packed. All ranks get equally many bins, so these count, too.
+        ranks: Number of ranks.
+
+    Returns:
+        The new bins, as indices into `sizes`.
     """
     bins = best_fit(sizes, budget)
     most = next_multiple(others + len(bins), ranks) - others

@@ -27,11 +27,15 @@ LENGTH = Cost()
 
 
 def cost_of(balance: Balance, hidden: int) -> Cost:
-    """Return the cost of L tokens that is balanced between ranks.
+    """Return the function by which a sequence's cost is estimated, so that all ranks get about the same cost.
 
-    It is L (length), L^2 (square), or L + L^2 / (6 hidden) (flops). The last one is in proportion to the FLOPs of a
-    layer of 12 hidden^2 weights, which takes 24 hidden^2 FLOPs per token and 4 hidden per pair of tokens (arXiv
-    2104.04473).
+    For a sequence of L tokens, the cost is L (length), L^2 (square), or L + L^2 / (6 hidden) (flops). The last one is
+    proportional to the FLOPs of a layer with 12 hidden^2 weights: 24 hidden^2 FLOPs for each token, and 4 hidden FLOPs
+    for each pair of tokens (arXiv 2104.04473).
+
+    Args:
+        balance: The kind of cost.
+        hidden: The model's hidden size.
     """
     if balance == "length":
         return LENGTH

@@ -18,7 +18,7 @@ MOST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quoted:
-    """One rollout as text, with a title that says where it is stored."""
+    """One rollout as text. Its title says where it is stored or, for a failed one, how often its error occurred."""
 
     title: str
     text: str

@@ -18,7 +18,7 @@ class PolicyVersion(NamedTuple):
     """Identifies a policy by the names that the servers use for its adapter and its weights. It can be pickled."""
 
     lora: str | None
-    """Name of the adapter; None if the policy has none."""
+    """Name of the adapter; None if the servers load none, for example because it is merged into the weights."""
     version: int
     weights: str = ""
     """Name of the weights; empty for the model's original ones."""
