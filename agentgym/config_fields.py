@@ -129,7 +129,8 @@ ALSO_CALLED: Mapping[str, str] = {
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a suggestion for an unknown name: the most similar of the known names, or all of them if none is similar.
 
-    The result is a phrase for an error message. A name in `ALSO_CALLED` suggests its name here.
+    The result is a phrase for an error message. For a name in `ALSO_CALLED`, it suggests the name listed there, if
+    that is a known name.
     """
     names = sorted(set(known))
     if (ours := ALSO_CALLED.get(name)) in names:

@@ -275,7 +275,8 @@ def _tree(kind: type, now: Any) -> dict[str, Any]:
 
     Args:
         kind: The config's type.
-        now: The config, from which the values of the switches and the names of the model roles are taken, or None.
+        now: The config, from which the values of the switches and the names of the model roles are taken. None if the
+            recipe has no such config.
     """
     tree: dict[str, Any] = {}
     for name, hint in _hints(kind).items():
@@ -359,7 +360,7 @@ def _below(name: str, applied: Callable[[Any, Mapping[str, Any]], T], now: Any, 
 
     Args:
         name: The name of the part, which is put in front of the fields that a ValueError names, as in `train.lr`.
-        applied: The function.
+        applied: Function that returns the part with new values.
         now: The part.
         given: The words for the part, by field.
     """
@@ -417,7 +418,8 @@ def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
         name: The field.
         hint: The field's type.
         words: The words.
-        now: The field's value in the recipe. If it is a dict, the words change or add entries of it.
+        now: The field's value in the recipe. If it is a dict, the words change or add entries of it, except that the
+            words for `env` replace all envs.
 
     Raises:
         ValueError: If the words don't have the field's type; the message names the field.
@@ -596,6 +598,10 @@ def refusal(said: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a sentence without its capital letter and its period, so that it can be part of another sentence."""
+    """Return a sentence of tyro's in a form that fits into another sentence.
+
+    The period is removed, and so is the name of a type from `typing` at the end. The first letter becomes lowercase,
+    unless the second one is a capital, too.
+    """
     first = text[:1] if text[:2].isupper() else text[:1].lower()
     return _TYPE.sub("", first + text[1:]).removesuffix(".")

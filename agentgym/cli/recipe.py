@@ -220,7 +220,8 @@ class Stop:
         """Number of the first signal, or None if no signal has arrived."""
         self.folder: Path | None = None
         self.made: Path | None = None
-        """The run's folder if this process created it, otherwise None. It is removed if the run doesn't start."""
+        """The run's folder if this process created it, otherwise None. If the run doesn't start, the folder is removed.
+        """
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._before: dict[int, Any] = {}
 

@@ -74,7 +74,7 @@ def _portable_envs(run: RunConfig) -> Any:
         return _portable(run.env)
     found = {name: _portable(name) for name in run.env}
     if renamed := [name for name, portable in found.items() if member_name(portable) != member_name(name)]:
-        raise ValueError(f"env: on Ray, write the mixture's {renamed[0]} as module:Class: {found[renamed[0]]}")
+        raise ValueError(f"env: on Ray, write {found[renamed[0]]} instead of {renamed[0]} in the mixture")
     return {found[name]: weight for name, weight in run.env.items()}
 
 

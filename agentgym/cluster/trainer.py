@@ -238,7 +238,8 @@ class ClusterTrainer:
     def save(self, path: Path | str, *, files: Mapping[str, str] = MappingProxyType({})) -> None:
         """Save the trained adapter or model in `path`.
 
-        The driver writes an adapter. The first process writes a full model, so both must see the same folder.
+        The driver writes an adapter. The first training process writes a full model, in a folder that the driver must
+        see, too.
 
         Args:
             path: Folder to write. Missing parent folders are created.

@@ -31,7 +31,7 @@ Policy: TypeAlias = Adapter | ModelWeights | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """Properties of an open engine, which a worker sends to the driver: the process that runs the training loop."""
+    """Properties of a worker's open engine, as sent to the driver, which is the process that uses the workers."""
 
     context_tokens: int
     dtype: str

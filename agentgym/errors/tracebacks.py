@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 _OWN = f"{Path(__file__).parents[1]}/"
 _FOREIGN = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PACKAGES = ("/site-packages/", "/dist-packages/")
-"""Parts of the paths of package folders. They also cover the user's package folder, the folders that a .pth file adds,
-and Debian's folder next to pip's.
+"""Parts of the paths of package folders. They also identify folders that `_FOREIGN` lacks: the one in the user's home,
+those that a .pth file adds, and Debian's next to pip's.
 """
 _said: set[tuple[str, str, str]] = set()
 

@@ -223,7 +223,7 @@ def _made(piece: _Piece, place: int, most: int, prompt: Sequence[Message], spoke
         spoken: The turns, each with the messages after it.
 
     Raises:
-        ValueError: If the segment has more than `most` token ids.
+        ValueError: If the segment has more than `most` token ids, or a stored value is invalid.
     """
     kept = ours(piece.document)
     ids = _exact(spoken, kept)

@@ -26,8 +26,8 @@ SHARED: Mapping[int, str] = {
     0x01161970: "GFS2",
     0x7461636F: "OCFS2",
 }
-"""Names of file systems by their magic number in Linux. On each of them, other machines may write to the same files, or
-processes may not share the memory maps of a file.
+"""Names of file systems by their magic number in Linux. On each of them, it is possible that other machines write to
+the same files, or that processes don't share the memory maps of a file.
 """
 
 

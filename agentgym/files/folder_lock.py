@@ -63,13 +63,14 @@ class LockedFolder(HeldFolder):
     def follow(self) -> Change | None:
         """Find the folder again if it was moved or removed since the last call, and keep it locked.
 
-        A removed folder is recreated, as in `HeldFolder.follow`.
+        A folder that was removed or is out of reach is recreated, as in `HeldFolder.follow`.
 
         Returns:
             The change, or None without one.
 
         Raises:
             FolderInUse: If another process has taken the folder.
+            OSError: If a removed folder can't be recreated now; the next call tries again.
         """
         with self._turn:
             change = super().follow()

@@ -51,7 +51,7 @@ def sweep(path: Path) -> None:
     """Remove the folders that dead processes left next to `path`.
 
     If a process died between moving the old folder away and moving the new one to `path`, the old one is moved back
-    first.
+    instead of removed.
     """
     ours = re.compile(rf"\.{re.escape(path.name)}-[a-z0-9_]{{8}}(-old)?")  # the form of mkdtemp's names
     for left in sorted(path.parent.glob(f".{path.name}-*")):

@@ -70,9 +70,9 @@ class StoredRollout:
     def turn_gaps(self) -> tuple[tuple[float, ...] | None, ...]:
         """Largest difference of engine and trainer log-probabilities in each turn of each segment, in nats.
 
-        A segment that was not trained on has None. In a step with several mini-batches, the policy changes after each
-        mini-batch. From the second mini-batch on, the differences therefore include that change, unless the run has
-        old_logprobs="trainer".
+        A segment that was not trained on, or whose trainer log-probabilities aren't known, has None. In a step with
+        several mini-batches, the policy changes after each mini-batch. From the second mini-batch on, the differences
+        therefore include that change, unless the run has old_logprobs="trainer".
         """
         found: list[tuple[float, ...] | None] = []
         for segment, trained in zip(self.rollout.segments, self.trainer_logprobs, strict=True):
@@ -279,7 +279,7 @@ class RolloutStore:
 
     @contextmanager
     def sound(self, what: str) -> Iterator[None]:
-        """Turn errors from unpacking stored bytes into a StoreError; `what` names what the bytes belong to."""
+        """Turn errors from unpacking stored bytes into a StoreError that names `what`, to which the bytes belong."""
         try:
             yield
         except StoreError:

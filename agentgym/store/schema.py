@@ -118,8 +118,8 @@ column of the same name, the type from the first of these tables is used.
 
 
 _ROWS = {"number": "rollout", "rollout": "rollout", "group_id": "task", "model": "tokens of the model"}
-"""What the rows of a query are about, by the column that identifies a row. It is named in errors about a row. If a row
-has several of these columns, the first one here is used.
+"""Name for a row in errors, by the column that identifies the row. If a row has several of these columns, the first one
+here is used.
 """
 
 

@@ -191,8 +191,8 @@ class RolloutWriter:
     ) -> sqlite3.Connection | None:
         """Call `work` with the connection, and return the connection for the next job.
 
-        `work` returns that connection. If it fails, the error is handled here and never ends the thread, because
-        callers wait for the thread.
+        `work` returns that connection. If it raises an Exception, the error is handled here and never ends the
+        thread, because callers wait for the thread. Any other error closes the connection and ends the thread.
         """
         try:
             return work(connection)

@@ -40,7 +40,7 @@ class Player(Scripted):
         """The text printed so far for each conversation, as the model reads it."""
         self._last = ""
         self._roles: dict[str, str] = {}
-        """The role of each forked conversation, keyed by the names of its sessions up to their last "."."""
+        """The role of each forked conversation, by its sessions' names without the last "." and the number after it."""
         self._tools: dict[str, Any] = {}
 
     def know_role(self, conversation: Conversation) -> None:

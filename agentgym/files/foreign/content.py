@@ -15,8 +15,8 @@ MOST_VALUES = 1 << 21
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 """Errors that code raises when untrusted values aren't what it expects."""
 _FEW = 1 << 12
-"""Up to this number of delimiters, those inside strings are counted, too. Leaving them out makes counting many times
-slower.
+"""If JSON has at most this many delimiters, those inside strings are counted, too, because leaving those out makes
+counting many times slower.
 """
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 """Matches a JSON string, even one that is never closed. If the closing quote were required, each later quote of an

@@ -27,7 +27,7 @@ FREE_ROWS, BYTES_A_ROW = 1000, 32
 FREE_BYTES = 1 << 20
 """Bytes by which a single value may exceed the file's size."""
 MEMORY_A_BYTE = 16
-"""Maximum bytes of memory that all rows may take, per byte of the file.
+"""Bytes of memory that the rows of a statement may take per byte of the file, in addition to MOST_BYTES.
 
 It is above 1 because Python objects are larger than the stored values: a one-byte number takes 28 bytes in memory.
 """

@@ -27,8 +27,8 @@ def wrong_with(wanted: Mapping[str, Table], query: Query, schema: Collection[Seq
     """Return why these tables can't be read, or None if they can.
 
     Args:
-        wanted: The expected tables by name. Other tables are ignored, unless one is virtual or its name has a prefix
-            of `FUNCTIONS`.
+        wanted: The expected tables by name. Other tables are ignored, except virtual ones and those whose names start
+            with a prefix in `FUNCTIONS`: they make the database unreadable.
         query: Runs a statement. Only PRAGMA statements are run, which no table of the database can impersonate.
         schema: The type, name and root page of everything in the database.
     """
