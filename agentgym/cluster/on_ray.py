@@ -55,7 +55,7 @@ def _refuse_unspreadable(run: RunConfig) -> None:
         raise ValueError("engine.colocate: on Ray, servers have their own GPUs; leave it out")
     if run.cluster.eval_workers and not isinstance(run.engine, TransformersConfig | CustomEngineConfig):
         raise ValueError(
-            "cluster.eval_workers: servers can only sample from the newest policy, not an earlier one; leave it at 0"
+            "cluster.eval_workers: with this engine, evaluations can only sample from the newest policy; leave it at 0"
         )
     if run.cluster.eval_workers and not run.eval_every:
         raise ValueError(

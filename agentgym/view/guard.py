@@ -62,7 +62,7 @@ class Guard:
         if not self._is_host(request.headers.get("host", "")):
             return _no("This server does not accept that host name; open the address that it printed.")
         if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("Only GET requests are accepted.\n", 405, headers={"Allow": "GET, HEAD"})
+            return PlainTextResponse("Only GET and HEAD requests are accepted.\n", 405, headers={"Allow": "GET, HEAD"})
         if self.token is None:
             return None
         cookie = f"{COOKIE}-{request.url.port or 80}"
