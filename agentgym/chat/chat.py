@@ -36,9 +36,7 @@ class Chat:
         """The messages in the form that the template accepted, which may differ from `messages`."""
         self._template = template_of(tokenizer)
         self.seen: frozenset[tuple[str, str]] = frozenset()
-        """Pairs of a role and a word: the words that the template searches for and that a message of that role
-        contains.
-        """
+        """Pairs of a role and a word. The template searches for the word, and a message of that role contains it."""
         self.reasoned = self.reasons = self.called = False
         for message in messages:
             self._note(message)
@@ -188,8 +186,8 @@ class Chat:
 
         Args:
             written: The turn's message, in the form that the template accepted.
-            told: The answer in the form that the template accepted.
-            new: The answer in its original form.
+            told: The answer in the form that the template accepted, for `_shown`.
+            new: The answer in its original form, for `messages`.
         """
         self.messages += [written, *new]
         for message in (written, *told):
@@ -235,7 +233,7 @@ class Chat:
             new: The messages that answer the turn.
 
         Returns:
-            The text, or None if the template rewrote earlier text.
+            The text, or None if the template rewrote earlier text, or doesn't write `end` directly after the turn.
         """
         start = len(self.text)
         if not whole.startswith(self.text) or not self._template.ends(self.tokenizer, end, reply, new):

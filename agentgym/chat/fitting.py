@@ -140,7 +140,7 @@ def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]])
 
 
 def check_messages(messages: Sequence[Message], *, answers: bool = False, sees: bool = False) -> None:
-    """Check that every message has a role and a content that templates can render.
+    """Check that every message has a role and a content that templates neither drop nor reject.
 
     Args:
         messages: The messages.

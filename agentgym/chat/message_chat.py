@@ -13,7 +13,8 @@ CHARACTERS = 4.0
 IMAGE_TOKENS = 1000
 """Estimated tokens per image, until the engine has counted them. Models use 85 to 1,600 for an image of usual size."""
 FILL = 0
-"""The id that stands for every token of a conversation with an engine that takes messages, because it returns no ids.
+"""The id that stands for every token of a conversation with an engine that takes messages. Such an engine returns no
+ids.
 """
 
 
@@ -36,7 +37,7 @@ def estimated_tokens(value: object) -> int:
 class MessageChat:
     """The counterpart of `Chat` for an engine that takes messages and returns no ids.
 
-    Its methods return one placeholder id (`FILL`) for each estimated token of the text for which `Chat` returns ids.
+    `prompt_ids` and `extend` return one placeholder id (`FILL`) for each estimated token of the messages.
     """
 
     def __init__(self, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:

@@ -29,8 +29,8 @@ def _finite(text: str) -> float:
 
 _scanned = _scan()
 _scanned_finite = _scan(parse_float=_finite, parse_constant=_finite)
-"""Reads a JSON value like `_scanned`, but rejects NaN, infinities and numbers that overflow to infinity, as standard
-JSON does.
+"""Reads a JSON value like `_scanned`, but rejects NaN and infinities, which aren't standard JSON, and numbers that
+overflow to infinity.
 """
 _BLANKS = " \t\n\r"
 """The characters that JSON allows as whitespace around a value."""

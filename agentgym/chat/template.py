@@ -95,7 +95,7 @@ class Template:
         self._texts: dict[int, str] = {}
 
     def encode(self, tokenizer: Renders, text: str) -> "array[int]":
-        """Return the ids of a rendered text. This is faster if the tokenizer has an `id_array` method."""
+        """Return the ids of a rendered text. If the tokenizer has an `id_array` method, no list is created."""
         if self._makes_arrays:
             made: array[int] = tokenizer.id_array(text)  # type: ignore[attr-defined]
             return made

@@ -235,7 +235,7 @@ def ids_behind(
         encode: Encodes a text.
         end: The text of the turn's end.
         added: The text after the turn's end.
-        last: The id of the turn's end.
+        last: The id of the turn's end. If the end is encoded to another id, the added text is encoded alone.
         room: Number of ids that the caller can use; None means no limit.
     """
     length = len(added) if room is None else max(16 * room, _LONG)

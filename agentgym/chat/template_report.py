@@ -96,7 +96,7 @@ def _turn(tokenizer: ChatTokenizer, told: Sequence[Message], tools: Sequence[dic
         tools: The schemas of the tools.
 
     Raises:
-        _Found: If the turn doesn't start with the generation prompt.
+        _Found: If the turn doesn't start with the generation prompt, or if nothing ends a turn.
     """
     opened = tokenizer.render([_ASK], tools, generation=True)
     whole = tokenizer.render([_ASK, *told], tools, generation=False)
@@ -122,7 +122,7 @@ def _end_mark(tokenizer: ChatTokenizer) -> str:
 
 
 def _exact(tokenizer: ChatTokenizer) -> str:
-    """Check that the ids of a chat that grows turn by turn equal those of the whole chat. Return the problem or ""."""
+    """Check that a chat that grows turn by turn has the same ids as one encoded whole. Return the problem or ""."""
     body, end = _turn(tokenizer, [_SAID, _AGAIN], [])
     chat = Chat(tokenizer, [], [_ASK])
     opened = chat.prompt_ids().tolist()

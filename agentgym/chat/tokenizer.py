@@ -98,7 +98,7 @@ class HuggingFaceTokenizer:
         return SpecialTokens([token.content for token in added], turns)
 
     def _opening(self) -> str:
-        """Return the text with which the template opens an assistant turn, as after a user message."""
+        """Return the text with which the template opens an assistant turn after a user message."""
         ask = [Message(role="user", content="")]
         closed = self.render(ask, [], generation=False)
         return self.render(ask, [], generation=True).removeprefix(closed)

@@ -62,7 +62,8 @@ class WordCache:
     def of(cls, backend: Any) -> "WordCache | None":
         """Return a cache for a tokenizer, or None if its words can't be cached.
 
-        This is so if its pattern is unknown, or if a test text would get other ids than from the tokenizer.
+        This is so if the tokenizer's pattern is unknown, or if the cache gives a test text other ids than the
+        tokenizer does.
         """
         pattern = _pattern(backend)
         if pattern is None:

@@ -170,7 +170,7 @@ def weights_engine(engine: Engine) -> WeightsEngine:
     """Return the engine as a WeightsEngine, which can load whole models.
 
     Raises:
-        ValueError: If it can't. The message says what to do.
+        ValueError: If the engine can't load whole models. The message says what to do.
     """
     if not isinstance(engine, WeightsEngine):
         raise ValueError(

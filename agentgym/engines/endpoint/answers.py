@@ -106,7 +106,7 @@ def completion_of(answer: Answer, *, in_prompt: bool, turns: int) -> MessageComp
     Args:
         answer: The response.
         in_prompt: Whether the tools were described in the prompt, so that tool calls must be parsed from the text.
-        turns: Number of turns so far, used to make ids for calls without one.
+        turns: Number of messages so far, used to make ids for calls without one.
 
     Raises:
         EngineError: If the endpoint filtered or aborted the reply.

@@ -67,7 +67,7 @@ class ChatClient:
             raise EngineError(f"endpoint {self._url}: cannot connect ({why}); is it running?") from error
         except OpenAIError as error:
             raise EngineError(
-                f"endpoint {self._url}: cannot list its models; set `model` to one of them: {error}"
+                f"endpoint {self._url}: cannot list its models ({error}); set `model` to the one to use"
             ) from error
 
     async def ask(self, request: Mapping[str, Any]) -> Answer:

@@ -61,7 +61,7 @@ class Endpoint:
     """
     first_wait_s: Above0 = field(default=0.5, kw_only=True)
     """Seconds before the first retry, doubled for each further retry. The actual wait is a random time between half of
-    this value and all of it.
+    the resulting time and all of it.
     """
     longest_wait_s: Above0 = field(default=60.0, kw_only=True)
     """Longest wait before a retry, in seconds. If the endpoint's Retry-After is longer, the request isn't retried."""

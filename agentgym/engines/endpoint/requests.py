@@ -38,9 +38,7 @@ def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[s
     made: list[dict[str, Any]] = []
     open_calls: list[str] = []
     seen: list[Any] = []
-    """The images from the tool results that directly precede this message. Before each image is a text part with its
-    name.
-    """
+    """The images from the tool results directly before `message`. Before each image is a text part with its name."""
     for message in messages:
         role, answers = message["role"], message.get("tool_call_id")
         if role == "tool" and answers in open_calls:

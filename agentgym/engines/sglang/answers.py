@@ -1,4 +1,7 @@
-"""Validates an SGLang server's responses and converts them to typed values. No invalid response is repaired."""
+"""Validates an SGLang server's responses and converts them to typed values.
+
+An invalid response raises an error, and is never repaired.
+"""
 
 import json
 from array import array
@@ -199,7 +202,10 @@ def reason_of(answer: Answer) -> str:
 
 
 def require_possible(completion: Completion, server: object, max_tokens: int, vocabulary: int) -> None:
-    """Raise EngineError if a server sampled more than `max_tokens` ids, or an id outside the vocabulary."""
+    """Raise EngineError if a server sampled more than `max_tokens` ids, or an id outside the vocabulary.
+
+    The message names the server.
+    """
     ids = completion.token_ids
     if len(ids) > max_tokens:
         raise EngineError(f"{server}: sampled {len(ids)} ids, but at most {max_tokens} were requested")

@@ -284,7 +284,7 @@ class SGLangEngine:
         """Sample new tokens from the model with these weights, which replace the servers' weights.
 
         Args:
-            weights: The weights. Only `files` is used: tensors by their names in the model's files.
+            weights: The weights. Only `files` is sent to the servers: tensors by their names in the model's files.
             version: Policy version of tokens sampled from now on.
 
         Raises:
@@ -398,7 +398,7 @@ class SGLangEngine:
         """Return the log-probability of each id except the first, given the ids before it.
 
         These are the values that `generate` would report. With several servers, each call uses the next server, so that
-        repeated calls check all of them. At a temperature other than 0 and 1, the server scores by sampling once after
+        repeated calls reach all of them. At a temperature other than 0 and 1, the server scores by sampling once after
         each prefix of the ids.
 
         Args:
@@ -434,7 +434,7 @@ class SGLangEngine:
             await stack.aclose()
 
     async def _retire(self, policy: PolicyVersion, overtaken: Sequence[Piece]) -> None:
-        """Unload a policy's adapter as soon as the aborted requests, which still use it, have ended."""
+        """Unload a policy's adapter as soon as the `overtaken` requests, which still use the policy, have ended."""
         for piece in overtaken:
             await piece.done.wait()
         await self._fleet.unload(policy)

@@ -45,7 +45,7 @@ class FleetCounts:
 
 
 class Fleet:
-    """Several servers that sample from the same policy.
+    """The servers of an engine. All of them sample from the same policy.
 
     A server that doesn't respond is marked as lost. Background checks (`watch`) mark it as available again when it
     serves requests.
@@ -240,7 +240,7 @@ class Fleet:
     async def each(self, servers: Iterable[Server], ask: Callable[[Server], Awaitable[None]]) -> list[ValueError]:
         """Call `ask` for all of these servers at the same time. Return the ValueErrors that the calls raised.
 
-        If a call fails because its server doesn't respond, the server is marked as lost.
+        If a call raises ConnectionError or EngineError, its server is marked as lost.
         """
         refused: list[ValueError] = []
 

@@ -153,8 +153,8 @@ class Attempts:
     async def wait(self, nobody: EngineError, ended: asyncio.Event | None = None) -> None:
         """Pause before the next attempt. The pause ends early if `ended` is set.
 
-        Each pause is twice as long as the one before, up to the longest one. Meanwhile, the rollout's time limits are
-        suspended, because the rollout isn't at fault for the wait.
+        Each pause is twice as long as the one before, up to `_LONGEST_PAUSE_S`. Meanwhile, the rollout's time limits
+        are suspended, because the rollout isn't at fault for the wait.
 
         Args:
             nobody: The error that says why no server can be tried now.

@@ -34,7 +34,7 @@ with suppress(ImportError):  # orjson is optional. If it is installed, encoding 
 
 
 class Prompt:
-    """The ids of a prompt, as bytes and as JSON text. More ids may be appended, but none change."""
+    """The ids of a prompt, as bytes and as the text inside a JSON array. More ids may be appended, but none change."""
 
     __slots__ = ("_blocks", "grows", "raw", "text")
 
@@ -133,7 +133,7 @@ class Prompts:
 def _begins_with(token_ids: memoryview, prompt: Prompt) -> bool:
     """Return whether `token_ids` begins with the prompt's ids.
 
-    If both come from the same growing array of a rollout, only the last block of the prompt is compared.
+    If both come from the same growing array of a rollout, only the last `BLOCK` ids of the prompt are compared.
     """
     known = len(prompt)
     array_grew = prompt.grows is not None and _growing(token_ids) is prompt.grows and len(token_ids) >= known

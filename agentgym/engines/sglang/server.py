@@ -27,7 +27,9 @@ from agentgym.types.completion import Completion, Sampling
 _CONTROL_S = 60.0
 """Timeout, in seconds, of a request that samples nothing."""
 _LOAD_S = 600.0
-"""Timeout, in seconds, of loading or unloading an adapter. The server first waits for the last request that uses it."""
+"""Timeout, in seconds, of a request that loads or unloads an adapter, pushes weights, or releases or reclaims memory.
+Before a server unloads an adapter, it waits for the last request that uses the adapter.
+"""
 _SCORED_AT_ONCE = 64
 """Maximum number of ids that one request scores by sampling, once for each id."""
 _IDLE_S = 0.05
@@ -374,7 +376,8 @@ def _written(sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
 def _sampling(sampling: Sampling) -> dict[str, Any]:
     """Return the settings for sampling from the model's whole distribution at the given temperature.
 
-    No setting is left out, because the server may otherwise use a default from the model's files.
+    These are all settings that change the distribution. None is left out, because the server may otherwise use a
+    default from the model's files.
     """
     plain = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
     return plain | {"temperature": sampling.temperature, "frequency_penalty": 0.0, "presence_penalty": 0.0}

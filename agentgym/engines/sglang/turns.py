@@ -71,7 +71,7 @@ class Turns:
             await self._end(turn.piece)
 
     def overtake(self) -> list[Piece]:
-        """Abort the requests in flight because the weights change. New requests then continue their turns.
+        """Abort the requests in flight. New requests then continue their turns.
 
         Returns:
             The aborted requests, for callers that wait until they have ended.
@@ -101,9 +101,10 @@ class Turns:
             await asyncio.wait(tasks)
 
     async def _piece(self, turn: Generation, policy: PolicyVersion) -> Completion:
-        """Send one request of a turn and return its completion. If a server fails, the request is sent to another one.
+        """Send one request of a turn and return its completion.
 
-        The completion is empty if the turn is aborted or the policy changes before an attempt succeeds.
+        If a server fails, the request is sent again, to the same server or to another one. The completion is empty if
+        the turn is aborted or the policy changes before an attempt succeeds.
         """
         attempts: Attempts | None = None  # None until an attempt fails
         while turn.ending is None and policy is self._fleet.policy:

@@ -87,6 +87,8 @@ class Request:
 class Batcher:
     """Runs requests in batches, and settles each of them exactly once: with a completion or an exception.
 
+    Only a request that is dropped by `cancel` isn't settled.
+
     It has no thread and no event loop. Its owner must call `step` as long as it is `busy`.
     """
 
@@ -383,7 +385,7 @@ class Batcher:
     def _take(self, request: Request, donor: Donor) -> None:
         """Copy the KV of the shared prefix from the donor's slot to the request's slot.
 
-        Ids whose KV the request's slot already has aren't copied.
+        KV that the request's slot already has isn't copied.
         """
         began = perf_counter()
         start = int(self._slots.filled[request.slot])

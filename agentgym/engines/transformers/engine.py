@@ -141,7 +141,7 @@ class TransformersEngine:
     def model_name(self) -> str:
         """The model's folder or name, followed by the adapter's folder if there is one.
 
-        If the engine was given a loaded model, it is the name that the model was loaded by.
+        If the engine was given a loaded model, the model's name is the one that it was loaded by.
         """
         model = str(getattr(self._model, "name_or_path", self._model))
         return f"{model} with {self._adapter}" if self._adapter else model

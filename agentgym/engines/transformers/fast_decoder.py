@@ -131,7 +131,7 @@ class _Layer:
     def _attend_one(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Return the same as `_attend`, if each row has exactly one query.
 
-        It calls two matrix products itself, because the fused attention kernel is slower for a single query.
+        It computes the two matrix products itself, because the fused attention kernel is slower for a single query.
         """
         scores = self._scores(query, keys, mask)
         return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(len(query), 1, -1)

@@ -20,7 +20,7 @@ class _Delta(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
     lengths: torch.Tensor | None
-    """The lengths to which DoRA rescales the rows of the merged weight; None for an adapter without DoRA."""
+    """The trained lengths to which DoRA rescales the rows of the merged weight; None for an adapter without DoRA."""
 
     def on(self, device: torch.device) -> "_Delta":
         """Return a float32 copy of the tensors on the given device."""

@@ -37,7 +37,7 @@ them would wait for the trainers' process group.
 def server_environment(gpus: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment of a launched server: this process's environment without torchrun's variables.
 
-    If `gpus` are given, the server sees only these GPUs.
+    Python's output isn't buffered. If `gpus` are given, the server sees only these GPUs.
     """
     kept = {name: value for name, value in os.environ.items() if not _is_torchruns(name)}
     return kept | {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
@@ -118,8 +118,8 @@ class ServerProcess:
         Args:
             client: A client of the server.
             startup_s: Maximum seconds to wait.
-            progress: Called with a message each time the last line of the log changes. It contains the elapsed and the
-                maximum seconds, and that line.
+            progress: Called with a message each time the last line of the log changes. The message contains the
+                elapsed and the maximum seconds, and that line.
 
         Raises:
             EngineError: If the server ends or takes too long. The message quotes the end of its log.
