@@ -307,7 +307,7 @@ def _store(top: Path, parts: Sequence[str], spool: Spool, file: HostFile) -> Non
 
 
 def _enter(folder: int, name: str) -> int:
-    """Close the descriptor `folder`, and return one of its subfolder `name`, which is created if missing.
+    """Return a descriptor of the subfolder `name`, which is created if missing, and close the descriptor `folder`.
 
     Raises:
         FileExistsError: If a link or a file has that name. In that case, `folder` stays open.

@@ -43,7 +43,8 @@ def _no_option(level: int, option: int, mask: int = 0xFFFFFFFF) -> Mapping[str, 
 NO_PIDFD = _no_option(SOL_SOCKET, SO_PASSPIDFD & SO_PEERPIDFD, 0xFFFFFFFE)
 """Refuses to give code a pidfd of the process at the other end of a socket.
 
-That process is the server, and the pidfd's inode number reveals how many processes were created since it started.
+That process is the server, and the pidfd's inode number reveals how many processes were created since the server
+started.
 """
 NO_FLOW_LABEL = _no_option(SOL_IPV6, IPV6_FLOWLABEL_MGR)
 """Refuses IPv6 flow labels: they outlive their sockets, carry 16 bytes each, and the machine has only 4096."""
@@ -63,7 +64,7 @@ def profile(*, network: bool, keeper: bool = False) -> str:
     Args:
         network: Whether to add the internet address families.
         keeper: Whether to add the calls with which the sandbox's keeper, its first process, creates namespaces. For the
-            code, the keeper installs the allow-list without them.
+            code, the server installs the allow-list without them.
     """
     rules = json.loads((image_folder() / "seccomp.json").read_text())
     if keeper:
@@ -102,8 +103,8 @@ def filters(*, network: bool = False) -> Mapping[str, str]:
 def numbers(table: str) -> dict[str, int]:
     """Return the numbers of the system calls in a table, keyed by name.
 
-    In the table, each run of consecutive numbers is its first number and the calls' names, such as `13: rt_sigaction
-    rt_sigprocmask`.
+    In the table, each run of consecutive numbers is written as its first number, followed by the names of the calls:
+    `13: rt_sigaction rt_sigprocmask`.
     """
     found: dict[str, int] = {}
     number = 0

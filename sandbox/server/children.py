@@ -175,9 +175,10 @@ def start(
     """Fork a process next to the sandbox's code, and call `run` in it.
 
     It has separate pipes, and no descriptor of the host's connection. It reads from `stdin`, or else from /dev/null.
-    The descriptors in `extra` become its descriptors 3 and up. If it is `sealed`, other processes of the same user can
-    neither trace it nor read its memory. While the sandbox is full of processes, the fork is retried for `patience_s`
-    seconds. `host` is our descriptor of the host's connection, which is polled together with the child's pipes.
+    With `channel`, its descriptor 3 is its end of a new channel to us. Otherwise, the descriptors in `extra` become its
+    descriptors 3 and up. If it is `sealed`, other processes of the same user can neither trace it nor read its memory.
+    While the sandbox is full of processes, the fork is retried for `patience_s` seconds. `host` is our descriptor of
+    the host's connection, which is polled together with the child's pipes.
     """
     space = Space.current
     out, out_end = os.pipe()

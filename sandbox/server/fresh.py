@@ -1,4 +1,7 @@
-"""Fresh cells: code in a new process that the session can't see or reach, on an exact copy of the session's folder."""
+"""Fresh cells: code in a new process that the session can't see or reach, on an exact copy of the session's folder.
+
+Without a separate process namespace for the code, a fresh cell runs in the session's folder itself.
+"""
 
 from __future__ import annotations
 

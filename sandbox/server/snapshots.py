@@ -32,7 +32,7 @@ class Cancelled(Exception):
 
 
 class Snapshots(Sessions):
-    """Packs or unpacks a session's folder in a limited process, while everything else in the sandbox is stopped."""
+    """Packs or unpacks a session's folder in a process under limits, while the rest of the sandbox is stopped."""
 
     def snapshot(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         """Send the folder as a tar file in parts; the host acknowledges each."""

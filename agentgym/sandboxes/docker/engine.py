@@ -114,7 +114,8 @@ class Engine:
         """Prepare the engine for sandboxes of this spec.
 
         This starts the heartbeat, removes leftovers of ended clients, checks the memory, and finds or builds the
-        images.
+        sandboxes' image. With services, it checks that the engine has their images, and starts the guard if the engine
+        is on this machine.
         """
         await self.do(self._heart.start)
         await self.do(self.sweep)
@@ -249,7 +250,7 @@ class Engine:
     def _as_podman_has_it(self, spec: DockerSettings) -> dict[str, Any]:
         """Return the options of a container that differ if the engine is podman, or {} for other engines.
 
-        podman reads the seccomp profile from a file, which this writes, and can set only some resource limits.
+        Podman can set only some resource limits. It reads the seccomp profile from a file, which this method writes.
         """
         if not self._traits.is_podman:
             return {}
@@ -356,15 +357,15 @@ class Engine:
 
     def _missed(self, error: Exception) -> None:
         _log.warning(
-            "missed a heartbeat at %s: %s. After %.0f s without one, clients on other machines treat this one as "
-            "ended and remove its containers",
+            "missed a heartbeat at %s: %s. After %.0f s without one, clients on other machines may treat this one "
+            "as ended and remove its containers",
             *(self.host, str(error), DEAD_S),
         )
 
     def _remove_run(self) -> None:
         """Remove this client's containers, then its heartbeat.
 
-        Without the heartbeat, other clients can tell that this client has ended, and remove any leftovers.
+        Without the heartbeat, this client later counts as ended, and other clients remove any leftovers.
         """
         try:
             if "client" in self.__dict__:

@@ -95,7 +95,8 @@ async def _events(path: str, token: str, since: int) -> AsyncIterator[dict[str, 
     """Yield the Docker engine's event for each of the client's services that ends, from the time `since` on.
 
     Raises:
-        OSError: If the engine refuses the stream, or closes the connection before its response begins.
+        OSError: If the engine doesn't answer, refuses the stream, or closes the connection before its response begins.
+        ValueError: If an event is not JSON, for example because the stream ends in the middle of it.
     """
     asked = {"type": ["container"], "event": ["die"], "label": [f"{RUN_LABEL}={token}", LABEL]}
     query = {"filters": json.dumps(asked), "since": since}

@@ -91,16 +91,18 @@ def traces(client: "docker.APIClient") -> dict[str, Traces]:
 class Lookout:
     """Finds the clients that have ended.
 
-    If this machine can see whether a client's process has ended, one check is enough. Any other client must be silent:
-    its heartbeat is too old, and it has no running sandbox that is connected by a socket. It counts as ended if two
-    checks, some time apart, find it silent with the same heartbeat.
+    If this machine can see whether a client's process has ended, one check is enough. Any other client counts as ended
+    if two checks, some time apart, find it silent with the same heartbeat. A client is silent if its heartbeat is too
+    old and it has no running sandbox that is connected by a socket.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._silent: dict[str, tuple[int, float]] = {}
-        """Maps the token of each silent client to the heartbeat that it was last seen with, and to the time, on the
-        local clock, when it was first found silent with that heartbeat.
+        """The silent clients, keyed by token.
+
+        Each value is the client's last heartbeat, and the time, on the local clock, of the first check that found the
+        client silent with that heartbeat.
         """
 
     def ended(self, found: dict[str, Traces], now: int) -> list[str]:

@@ -74,7 +74,7 @@ class FakeShell:
 
 
 def blocking(function: HostFunction, loop: asyncio.AbstractEventLoop) -> Callable[..., object]:
-    """Wrap a host function so that another thread can call it, which waits while the function runs in `loop`."""
+    """Wrap a host function for another thread: a call runs the function in `loop`, and waits for its result."""
 
     async def answer(*args: Any, **kwargs: Any) -> object:
         value = function(*args, **kwargs)

@@ -103,7 +103,7 @@ def _prefix(interpreter: str) -> str:
     """Return the folder of an interpreter's installation, the parent of its `bin`, to make it visible in a sandbox.
 
     Raises:
-        SandboxError: If that is the root folder, or if a user's home may be in it.
+        SandboxError: If that is the root folder, or if a user's home is in it.
     """
     prefix = Path(interpreter).resolve().parents[1]
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_uid == 0 or user.pw_uid >= 1000]

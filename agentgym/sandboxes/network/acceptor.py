@@ -72,7 +72,7 @@ class Acceptor:
 
 
 def forget_waiting(listener: socket.socket) -> int:
-    """Reset the connections that wait to be accepted, return how many there were, and keep listening.
+    """Reset the connections that wait to be accepted, restart listening, and return how many were waiting.
 
     Connections with unfinished handshakes are dropped, too, but can't be counted. If they were not dropped, they would
     be let in later, because the kernel keeps sending the data of a client that has ended. Call this only while nobody

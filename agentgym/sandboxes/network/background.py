@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 class Background:
-    """The thread of this process for the network traffic of sandboxes, which runs while it is held at least once."""
+    """The thread of this process for the network traffic of sandboxes.
+
+    It runs from the first `hold` to the last `release`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +36,7 @@ class Background:
                 self._thread.start()
 
     def release(self) -> None:
-        """Undo one `hold`, and stop the thread if no other remains."""
+        """Undo one `hold`, and stop the thread if it was the last one."""
         with self._lock:
             self._users -= 1
             if self._users or self._loop is None or self._thread is None:

@@ -28,8 +28,8 @@ def has_own_loopback(network: str | Allow) -> bool:
 def server_network(network: str | Allow) -> dict[str, int | None]:
     """Return the entry `network` of the configuration of the server in the sandbox.
 
-    `listen` is the port on which it listens for the proxy (None without a list of allowed hosts), and `sockets` the
-    number of sockets that it creates for connections into the sandbox.
+    `listen` is the port on which the server listens for the proxy; None without a list of allowed hosts. `sockets` is
+    the number of sockets that the server creates for connections into the sandbox.
     """
     return {"listen": PROXY_PORT if isinstance(network, Allow) else None, "sockets": SOCKETS}
 

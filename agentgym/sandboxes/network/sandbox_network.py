@@ -128,7 +128,7 @@ class SandboxNetwork:
                 await BACKGROUND.complete(forward.stop())
 
     async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
-        """Wait until something listens on the port and, if a URL is given, answers it.
+        """Wait until something in the sandbox listens on the port and, if a URL is given, answers it.
 
         The status of the answer must be below 400.
 

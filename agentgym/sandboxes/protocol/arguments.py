@@ -30,7 +30,7 @@ def check_path(path: object, name: str = "path") -> None:
     """Check that a path in a sandbox has a valid type and length; `name` is the argument's name in the error.
 
     Raises:
-        ValueError: If it is not a str.
+        ValueError: If it is not a str. A PathLike is refused, too: paths in a sandbox are text.
         WrongContent: If it is longer than MAX_PATH bytes.
     """
     check_text(name, path)

@@ -363,7 +363,7 @@ class Sandbox(ABC):
     ) -> Sequence[str]:
         """Copy a file from the sandbox to `target`, or a folder's content into the folder `target`.
 
-        Code in the sandbox decides whether `source` is a file, a folder or an empty folder, and `target` becomes the
+        Code in the sandbox decides whether `source` is a file or a folder, which may be empty, and `target` becomes the
         same. So check afterward whether `target` is a file or a folder.
 
         Args:
@@ -532,8 +532,8 @@ class Sandbox(ABC):
 
         Raises:
             ValueError: If the file is not a snapshot or is truncated; the folder is then unchanged. Also if an entry
-                leads out of the folder, if the content doesn't fit, or if it takes over `timeout_s`; the folder is then
-                emptied, as far as that is possible within 5 s.
+                leads out of the folder, if the content doesn't fit, or if the call takes over `timeout_s`; the folder
+                is then emptied, as far as that is possible within 5 s.
         """
         self._begin(timeout_s)
         check_path_here("path", path)

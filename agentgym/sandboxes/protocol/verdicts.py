@@ -1,4 +1,4 @@
-"""Collects the failed cases of hidden tests that run during a `with` statement, from the verdicts of the sandbox."""
+"""Collects the failed cases of a rollout, from the verdicts of all hidden tests that run during a `with` statement."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar

@@ -33,7 +33,7 @@ IN_PLACE = "episodes are reset in place: kernel counters carry over, and a hidde
 _log = logging.getLogger("agentgym.sandboxes")
 
 Carry: TypeAlias = Callable[[bytes], Awaitable[bytes]]
-"""Takes each part of a stream that a call sends, and returns the bytes of the reply to that part."""
+"""Takes each part of a stream that the sandbox sends during a call, and returns the bytes of the reply to that part."""
 WhyItEnded: TypeAlias = Callable[[], Awaitable[str | None]]
 """Waits for the end of a sandbox whose connection closed, and returns how the code in the sandbox ended it.
 
@@ -299,7 +299,7 @@ def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
 
     Args:
         hello: The server's first message.
-        digest: The sandbox's kind and version, which begins each log message.
+        digest: The image's digest, or the kind of sandbox with its server's digest. Each log message begins with it.
     """
     if hello.get("place") == "new":
         _tell_once(digest, "each episode has its own namespaces", logging.INFO)

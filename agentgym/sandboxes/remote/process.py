@@ -175,7 +175,7 @@ class RemoteProcess:
     async def close(self, timeout_s: float) -> None:
         """End the program and everything that it started; cut off the sandbox if it doesn't confirm the end in time.
 
-        That is attributed to code in the sandbox, so later calls raise SandboxKilledError.
+        A missing confirmation is attributed to code in the sandbox: later calls of the link raise SandboxKilledError.
         """
         self.lifetime.end("its `async with` block ended")
         try:

@@ -37,7 +37,8 @@ class Programs(Calls):
     ) -> ExecResult:
         """Run a cell.
 
-        If `hides`, the cell gets a descriptor of the folder for hidden files, to which only this cell can write.
+        If `hides`, the cell gets a descriptor of the folder for hidden files, to which only this cell can write. A
+        sandbox that is reset in place has no such folder.
         """
         fields = {"functions": sorted(functions), "fresh": fresh, "hides": hides}
         return await self._run("python", encoded(code, "code"), timeout_s, output_limit, functions, **fields)

@@ -9,7 +9,7 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 
 class BuildLog:
-    """Logs each line of a build's output at INFO; `str` of it returns the last 30 lines."""
+    """Logs each line of a build's output at INFO, and stores the last 30 lines, which `str` returns."""
 
     def __init__(self) -> None:
         self._last: deque[str] = deque(maxlen=KEPT_LINES)

@@ -55,7 +55,7 @@ def _names(image: dict[str, Any]) -> tuple[str, ...]:
 
 
 def remove_former(client: "docker.APIClient", image: Former) -> None:
-    """Remove all names of an image, and the image with its last name, if they still exist.
+    """Remove an image and all its names, as far as they still exist.
 
     If another image is built on this image, the image remains, and so does its last name.
     """

@@ -35,7 +35,7 @@ CARRIED = frozenset(
 )
 """The pip settings for package sources, which are used in the build.
 
-Settings of the target folder or of the Python are not, because they are for this machine.
+Settings that name a target folder or a Python are not used, because they are for this machine.
 """
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
 PLACES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
