@@ -37,7 +37,7 @@ class FleetCounts:
     retried: int = 0
     """Requests that were retried, on the same server or another one."""
     continued: int = 0
-    """Requests that were aborted because the weights changed, and whose turns continued."""
+    """Requests that were aborted for new weights or to release GPU memory, and whose turns continued."""
     lost_servers: int = 0
     revived_servers: int = 0
     restarts: int = 0

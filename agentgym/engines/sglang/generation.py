@@ -44,8 +44,8 @@ class Generation:
     """The ids sampled so far: one nonempty completion for each finished request."""
     piece: Piece | None = None
     overtaken: bool = False
-    """Whether the request in flight was aborted because the weights changed. Another request then continues the
-    turn.
+    """Whether the request in flight was aborted for new weights or to release GPU memory. Another request then
+    continues the turn.
     """
     ending: Literal["keep", "drop"] | None = None
     """Whether the ids sampled so far are kept or dropped, once `end` has aborted the turn; None before."""

@@ -25,7 +25,7 @@ request.
 class Turns:
     """The turns that are being sampled.
 
-    If a request is aborted because the weights changed, another request continues its turn.
+    If a request is aborted for new weights or to release GPU memory, another request continues its turn.
     """
 
     def __init__(self, fleet: Fleet, opened: Callable[[], ModelFacts]) -> None:
