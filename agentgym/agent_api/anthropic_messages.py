@@ -78,7 +78,7 @@ def _not_followed(said: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[s
 
 
 def _messages(said: Mapping[str, Any], where: str) -> list[Message]:
-    """Convert an Anthropic message. Each tool result in it becomes a separate message before the message's text."""
+    """Convert an Anthropic message to one message for each tool result in it, followed by one with its text."""
     role = given(said, "role", str, where)
     if role not in ("user", "assistant"):
         raise wrong(f"{where}role", "must be user or assistant", role)

@@ -35,8 +35,8 @@ def head_of(request: AgentRequest) -> str:
 def next_key(key: str, message: Message) -> str:
     """Return the key of a conversation extended by one message.
 
-    Agents may change an assistant message slightly when they send it back. Its key therefore ignores whitespace at both
-    ends of the content, the reasoning, and the ids of its calls.
+    Agents may change an assistant message slightly when they send it back. Its key therefore ignores its reasoning,
+    the ids of its calls, and whitespace at both ends of its content.
     """
     content = message["content"]
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]

@@ -58,7 +58,10 @@ def values_at_most(body: bytes) -> int:
 
 
 def given(said: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    """Return a required field, whose value must have the type `kind`. `where` is the path before the name."""
+    """Return a required field, whose value must have the type `kind`.
+
+    `where` is the path of the object that contains the field, such as "messages[0].", for errors.
+    """
     if said.get(name) is None:
         raise RefusedError(f"{where}{name}: required", field=f"{where}{name}")
     return may(said, name, kind, where)
@@ -97,7 +100,8 @@ def texts(value: Any, name: str) -> tuple[str, ...]:
     """Return the stop texts of a request. The value may be one text, a list of texts, or null for none.
 
     Raises:
-        RefusedError: If a text is empty or too long, or there are too many.
+        RefusedError: If the value is anything else, if a text is empty, too long or contains a NUL character, or if
+            there are too many texts.
     """
     listed = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(listed, list) or not all(isinstance(text, str) and text for text in listed):
@@ -118,7 +122,11 @@ def model_name(said: Mapping[str, Any]) -> str:
 
 
 def parts_text(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
-    """Return the text of a message's content: a text, null for "", or a list of parts whose type is in `kinds`."""
+    """Return the text of a message's content.
+
+    The content may be text, null, which counts as "", or a list of parts whose type is in `kinds`. The texts of
+    several parts are joined by newlines.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -136,7 +144,7 @@ def _part_text(part: Any, where: str, kinds: Sequence[str]) -> str:
 
 
 def arguments(value: Any) -> dict[str, Any] | str:
-    """Return a call's arguments as an object. A text that isn't the JSON of an object is returned as text."""
+    """Return a call's arguments as an object if they are an object or its JSON, otherwise as text."""
     if isinstance(value, str):
         try:
             read = json.loads(value)

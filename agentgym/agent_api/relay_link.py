@@ -27,8 +27,8 @@ FRAMES_A_TURN = 64
 tiny frames.
 """
 MAX_SAID = 1000
-"""Maximum number of frames that wait to be written to the sandbox. While there are more, nothing is read from the
-sandbox.
+"""Maximum number of frames that wait to be written to the sandbox. If there are more, nothing is read from the sandbox
+until all of them are written.
 """
 
 

@@ -204,11 +204,11 @@ class Env(Generic[TaskT]):
     async def group_reward(
         cls, task: TaskT, rollouts: Sequence[Rollout], model: Callable[[str], Model]
     ) -> Sequence[float]:
-        """Return a number to add to each scored rollout's reward; called once all rollouts of a task have ended.
+        """Return one number for each scored rollout, which is added to its reward.
 
-        It is meant for judges that compare rollouts. It may take up to `limits.seconds`, not counting the time of
-        model calls. If it raises, the whole group has no rewards. It isn't called for a single `ag.rollout`, which has
-        no group.
+        It is called once all rollouts of a task have ended, and is meant for judges that compare them. It may take up
+        to `limits.seconds`, not counting the time of model calls. If it raises, the whole group has no rewards. It
+        isn't called for a single `ag.rollout`, which has no group.
 
         Args:
             task: The task of the group.

@@ -39,11 +39,14 @@ class Parameter(Generic[T]):
         return self.value
 
     def check(self, value: Any, name: str) -> T:
-        """Return the value; raise ValueError, with a message that begins with `name`, if its type is wrong.
+        """Return the value if it is of the parameter's type.
 
         Args:
             value: The value to validate.
             name: The parameter's name in the message.
+
+        Raises:
+            ValueError: If the value isn't of the type, which includes its bounds; the message begins with `name`.
         """
         try:
             return self._adapter.validate_python(value)
@@ -55,11 +58,14 @@ class Parameter(Generic[T]):
         return self._adapter.json_schema()
 
     def read(self, text: str, name: str) -> T:
-        """Parse a command-line text; raise ValueError, with a message that begins with `name`, if it is invalid.
+        """Parse a text from the command line.
 
         Args:
             text: The text from the command line.
             name: The parameter's name in the message.
+
+        Raises:
+            ValueError: If the text isn't a value of the parameter's type; the message begins with `name`.
         """
         try:
             return self._adapter.validate_strings(text, strict=False)

@@ -128,10 +128,10 @@ ZERO = "it is 0.0: "
 
 
 def counted_content(error: BaseException, where: str, method: Callable[..., Any]) -> str:
-    """Record and log an error that the policy's text or files caused; return the name of the metric that counts it.
+    """Record an error that the policy's text or files caused, and return the name of the metric that counts it.
 
-    The reward that `where` names is added to the rollout's `failed_cases`. The caller makes it 0.0 instead of failing
-    the rollout. For any other error, only "" is returned.
+    The error is logged once. The reward or method that `where` names is added to the rollout's `failed_cases`. The
+    caller doesn't let the rollout fail; a reward is 0.0 instead. For any other error, only "" is returned.
     """
     content = content_error(error)
     if content is None:

@@ -15,7 +15,7 @@ from agentgym.store.run_settings import SETTINGS
 from agentgym.tools.tool_threads import in_own_thread
 
 Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]
-"""Digests of all parts that a model's outputs depend on, by part, for each model by name; "" is the evaluated model."""
+"""For each model by name, a digest of each part that the model's outputs depend on; "" names the evaluated model."""
 KEPT = "fingerprints"
 """The key of the fingerprints in an evaluation's settings."""
 PARTS = {

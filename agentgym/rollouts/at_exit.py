@@ -15,8 +15,8 @@ T = TypeVar("T")
 class at_exit:
     """Run `work` at the end of an `async with`.
 
-    If both the body of the `async with` and the work raise an AgentGymError, the work's error becomes a note of the
-    body's error.
+    If the body of the `async with` has raised an AgentGymError and the work fails, too, the work's error becomes a
+    note of the body's error.
 
     Args:
         kind: The type of error that errors of the work are converted to, as in `boundary`.

@@ -317,7 +317,9 @@ class Conversation:
         return None
 
     def _slide(self, policy: Window, delta: Sequence[int] | None) -> None:
-        """Continue in a new segment from the first prompt and the last turns; stay in this one if it has no others.
+        """Continue in a new segment from the first prompt and the last turns.
+
+        If this segment contains nothing else, the conversation stays in it.
 
         Args:
             policy: The settings of the window.

@@ -334,9 +334,9 @@ class _refusing:
 
 
 def _shown(request: AgentRequest, chat: Chat, reply: Reply) -> Message:
-    """Return the message for the agent, which has the turn's calls if the agent offered tools and no call is malformed.
+    """Return the message for the agent: the parsed turn, or the turn's text if the agent can't read its calls.
 
-    Otherwise, the message is the text that the model wrote.
+    It can't read them if it offered no tools, or if a call is malformed. The text is what the model wrote.
     """
     message = reply.message
     if "tool_calls" not in message or (request.tools and not is_malformed(message)):

@@ -93,7 +93,7 @@ class RolloutState:
                 future.set_result(None)
 
     def out_of(self, room: int) -> StopReason | None:
-        """Return the limit that forbids sampling another id, if `room` more fit the context; None if none does."""
+        """Return the limit that forbids sampling another id, or None; `room` is how many more ids fit the context."""
         if room <= 0:
             return StopReason.CONTEXT
         if self.limits.tokens is not None and self.tokens >= self.limits.tokens:

@@ -194,7 +194,7 @@ class _Worker:
     def _complain(self) -> None:
         if self.thread.is_alive():
             log.warning(
-                "a tool or reward keeps running after it was stopped, in a call that does not return: %s",
+                "a tool or reward keeps running after it was interrupted, in a call that does not return: %s",
                 self.described(),
             )
             self.interrupt()  # The work may have caught the first exception.

@@ -36,7 +36,10 @@ class RolloutBranch:
     """The outcome of one branch: an additional continuation of the rollout from one of its states."""
 
     turn: int
-    """Number of turns that the rollout had sampled in that state; the branch's own turns are numbered from it on."""
+    """Number of turns that the rollout had sampled before the branch started.
+
+    The branch's own turns are numbered from this number on.
+    """
     reward: float | None
     """The reward of the whole path, including the rollout's rewards before the state; None if the branch failed."""
     stop_reason: str

@@ -69,7 +69,7 @@ class ObservedRollout:
         return None if self.rollout is None else self.rollout.reward
 
     def first_wait(self, where: str, turn: int) -> None:
-        """Record that a method or tool waits for the first time. If `cancel_in` is its turn, cancel the rollout.
+        """Record that a method or tool waits for the first time. If `turn` is `cancel_in`, cancel the rollout.
 
         Args:
             where: The name of the method or tools, for messages.

@@ -142,10 +142,7 @@ def _verdict(what: str, got: object) -> Verdict:
 
 
 async def start(sandbox: Sandbox) -> None:
-    """Check that a program runs next to other calls and that its streams work.
-
-    It must be closed after its `async with`.
-    """
+    """Check that a program runs next to other calls, that its streams work, and that it is closed at the end."""
     async with sandbox.start(["cat"]) as cat:
         await cat.write("hello\n")
         same("the output of a program", await _read(cat, 6), b"hello\n")
