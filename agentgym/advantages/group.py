@@ -6,7 +6,7 @@ Every estimator is the distance to the group's mean, divided by the estimator's 
 
     dr_grpo      1                                            Dr. GRPO, arXiv 2503.20783
     grpo         s + 1e-6                                     arXiv 2402.03300
-    rloo         (n - 1) / n: as if mean were of the others   arXiv 2402.14740
+    rloo         (n - 1) / n: subtracts the others' mean      arXiv 2402.14740
     reinforce++  S + 1e-6                                     REINFORCE++ with a baseline, arXiv 2501.03262
     maxrl        mean; the advantage is 0 if the mean is 0    MaxRL, arXiv 2602.02710
 

@@ -59,7 +59,7 @@ class Endless(Sequence[TaskT]):
     def where(self, keep: Callable[[TaskT], bool]) -> "Endless[TaskT]":
         """Return the stream of the tasks for which `keep` is true.
 
-        It raises ValueError if `keep` is false for 10,000 tasks in a row.
+        The stream raises ValueError if `keep` is false for 10,000 tasks in a row.
 
         Args:
             keep: Returns whether to keep a task.

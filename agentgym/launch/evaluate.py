@@ -66,14 +66,15 @@ async def evaluate(
     Args:
         env: The env's class, its registered name, or its location, such as `"my_env:Pointers"`.
         model: An open engine, a model's folder or hub name, an adapter's folder, or the URL of a chat endpoint.
-        n: Number of tasks to run, from the start of the split or of `tasks`. None runs the first
-            128, or all if there are fewer. If `n` is larger than the number of tasks, a warning is logged.
+        n: Number of tasks to run, from the start of the split or of `tasks`. None runs the first 128, or all if there
+            are fewer. If `n` is larger than the number of tasks, a warning is logged.
         k: Number of attempts per task.
         seed: Seed of all random draws. Each attempt at a task has different draws. The same seed repeats them.
         solved: Minimum reward of an attempt that solves its task.
         tasks: Tasks to run instead of the split's.
         split: The split to take the tasks from.
-        sandboxes: An open sandbox pool. None opens a pool for this evaluation if the env needs a sandbox.
+        sandboxes: An open sandbox pool. If None and the env needs a sandbox, a pool is opened for this evaluation
+            and closed at its end.
         concurrency: Maximum number of concurrent rollouts.
         sampling: Sampling settings; None uses the defaults.
         output_dir: Folder in which each rollout is stored when it ends, in the same format as training. None stores

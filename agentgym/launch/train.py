@@ -79,8 +79,8 @@ async def train_policy(
 async def open_parts(run: RunConfig, losses: Losses) -> AsyncIterator[Parts]:
     """Yield the run's `Parts`, which open its trainer and its collectors.
 
-    If `ray` isn't off, the parts are on a Ray cluster, which this joins, or starts on this machine. Processes and
-    rollouts that are lost on the cluster are counted in `losses`.
+    If `ray` isn't off, the parts are on a Ray cluster. This function joins the cluster, or starts one on this machine.
+    Processes and rollouts that are lost on the cluster are counted in `losses`.
     """
     if run.ray == OFF:
         yield LocalParts(run)

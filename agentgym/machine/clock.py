@@ -120,7 +120,7 @@ class _Beat(NamedTuple):
 
 @dataclass(slots=True)
 class Held:
-    """The function that blocks a loop, and since when; the name is "" if no function does."""
+    """The function that blocks a loop (`holder`), and since when. `holder` is "" if no function blocks the loop."""
 
     holder: str = ""
     since: float = 0.0

@@ -14,8 +14,8 @@ class ClusterConfig:
 
     workers: Positive | None = None
     """Number of rollout worker processes. None starts one per node, or one per unit of the Ray resource "sandbox" if a
-    node has it (units that eval_workers use don't count), but at most prompts_per_step. It also starts and stops
-    workers, between batches, as nodes join and leave.
+    node has it (units that eval_workers use don't count), but at most prompts_per_step. With None, workers also
+    start and stop, between batches, as nodes join and leave.
     """
     worker_cpus: Above0 = 1.0
     """CPUs that Ray reserves for each rollout worker."""

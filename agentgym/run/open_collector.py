@@ -35,9 +35,9 @@ async def open_collector(
     tokenizer: ChatTokenizer | None = None,
     engine: Engine | None = None,
 ) -> AsyncIterator[Collector]:
-    """Open everything that this process needs to run rollouts. A given `engine` is used instead of the run's.
+    """Open everything that this process needs to run rollouts of `env`. A given `engine` is used instead of the run's.
 
-    The other arguments are described in `open_engine`.
+    `run`, `peers`, `progress` and `tokenizer` are described in `open_engine`.
     """
     async with AsyncExitStack() as stack:
         opening = nullcontext(engine) if engine else open_engine(run, peers, progress, tokenizer)

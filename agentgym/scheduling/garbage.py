@@ -2,8 +2,8 @@
 
 The messages and states of a rollout are thousands of objects, and nearly all of them live until their batch is done.
 With its default settings, Python's garbage collector scans all of them again and again. A process that runs ten
-thousand rollouts spends half of its time on these scans, in pauses of up to two seconds. Decision 37 explains the
-settings used instead.
+thousand rollouts at once spends half of its time on these scans, in pauses of up to two seconds. Decision 37 explains
+the settings used instead.
 """
 
 import gc

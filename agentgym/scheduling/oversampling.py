@@ -175,8 +175,8 @@ class BatchPolicy:
     def enough(self, groups: Sequence[GroupT], version: int) -> bool:
         """Return whether the batch can end now.
 
-        It can if all groups are closed. It also can if the number of groups that `begin` got is closed (one, after
-        the deadline), and the remaining groups can still be returned before they are older than `bound`.
+        It can if all groups are closed. It also can if `wanted` groups (see `begin`) are closed, or one after the
+        deadline, and the remaining groups can still be returned before they are older than `bound`.
         """
         ready = sum(group.closed > 0 for group in groups)
         if ready == len(groups):
@@ -189,7 +189,7 @@ class BatchPolicy:
     def next_batch(self, groups: Iterable[GroupT], version: int) -> list[GroupT]:
         """Return the closed groups for the next batch: the oldest first, and among those the earliest closed first.
 
-        It has as many groups as `begin` got, or all groups whose age has reached `bound` if those are more.
+        The batch has `wanted` groups (see `begin`), or all groups whose age has reached `bound` if those are more.
         """
         ready = sorted((g for g in groups if g.closed), key=lambda g: (-g.age(version), g.closed))
         due = sum(self.bound > 0 and group.age(version) >= self.bound for group in ready)
@@ -198,7 +198,7 @@ class BatchPolicy:
     def _rest_in_time(self, groups: Sequence[GroupT], version: int) -> bool:
         """Return whether all groups that aren't in the next batch can be returned before they exceed `bound`.
 
-        At each policy version, one batch of them can be returned, with as many groups as `begin` got.
+        At each policy version, one batch of `wanted` of these groups (see `begin`) can be returned.
         """
         taken = {*self.next_batch(groups, version)}
         versions_left = sorted(self.bound - group.age(version) for group in groups if group not in taken)

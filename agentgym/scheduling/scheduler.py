@@ -174,8 +174,8 @@ class Scheduler(Generic[TaskT]):
     async def _filled(self) -> bool:
         """Start some groups; return whether more must be started to reach the batch's target.
 
-        No two groups in progress have the same task. If every task is taken, this first waits for a dropped or returned
-        group whose rollouts are still ending, because its task is free afterwards.
+        No two groups in progress have the same task. If every task is taken, this waits until a rollout of a dropped or
+        returned group has ended, because the group's task is free once all of its rollouts have ended.
         """
         try:
             return self._fill(_AT_ONCE)

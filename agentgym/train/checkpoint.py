@@ -29,7 +29,7 @@ from agentgym.types.transcript import printable
 _NAME = re.compile(r"step-(\d+)")
 _LEFT = re.compile(r"\.(step-\d+)-")
 STATE, _MANIFEST = "state.pt", "manifest.json"
-"""A checkpoint's state file, and the file that lists all of its files with their sizes and checksums."""
+"""A checkpoint's state file, and the file that lists all other files with their sizes and checksums."""
 _AT_ONCE = 1 << 24
 
 Sums: TypeAlias = dict[str, tuple[int, str]]

@@ -43,8 +43,9 @@ class TrainConfig:
     """
     lora_targets: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = ("all-linear",)
     """Names of the linear layers that get an adapter, such as q_proj. all-linear means every linear layer of the
-    decoder except expert routers and projections whose weight a state-space kernel reads directly. The output layer
-    never gets an adapter. experts means expert weights that are stored as one stacked tensor."""
+    decoder except expert routers, projections whose weight a state-space kernel reads directly, and layers that PEFT
+    mistakes for expert weights. The output layer never gets an adapter. experts means expert weights that are stored
+    as one stacked tensor."""
     rslora: bool = False
     """Whether to scale the adapter by lora_alpha / sqrt(lora_rank) instead of lora_alpha / lora_rank, so that a higher
     rank doesn't learn more slowly.

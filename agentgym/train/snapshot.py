@@ -288,7 +288,7 @@ def _put_together(parts: Path, world: int, fresh: Path) -> Sums:
 
 
 def _wait(parts: Path, said: list[Path]) -> None:
-    """Wait until every rank has written the file that marks its part as complete (`rank-0.json`).
+    """Wait until every rank has written the file that marks its part as complete (such as `rank-0.json`).
 
     `parts` is the folder of all parts, and `said` contains the path of each rank's file.
 

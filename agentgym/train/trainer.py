@@ -75,8 +75,8 @@ class Trainer:
     """Trains a LoRA adapter or a whole model.
 
     The same samples give the same weights on any number of processes. Open it with `async with` or `with`. Under
-    torchrun, every process opens a trainer and makes the same calls with the same samples. Each process computes a
-    part of each call. All work runs in a separate thread, so the event loop stays free and collectives keep their
+    torchrun, every process opens a trainer and makes the same calls with the same samples. Each process does a part
+    of each call's work. All work runs in a separate thread, so the event loop stays free and collectives keep their
     order. The methods that aren't async block their caller.
 
     Args:

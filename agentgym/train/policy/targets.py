@@ -8,8 +8,8 @@ from torch import nn
 from agentgym.train.policy.decoder import decoder_of
 
 ALL_LINEAR = "all-linear"
-"""The target that means every linear layer in the decoder's layers with two exceptions: layers that route tokens to
-experts, and projections whose weight a state-space kernel reads directly.
+"""The target that means every linear layer in the decoder's layers with three exceptions: layers that route tokens to
+experts, projections whose weight a state-space kernel reads directly, and layers that PEFT mistakes for expert weights.
 """
 EXPERTS = "experts"
 """The target that means experts whose weights are stored as one tensor, with a matrix for each expert."""
