@@ -216,7 +216,7 @@ async def open_playing_on_ray(
         def start(rank: int, world: int) -> Any:
             return ray.remote(EvaluationWorker).options(**options).remote(own)
 
-        played_by = Workers(start=start, restarts=config.restarts, losses=Losses())
+        played_by = Workers(start=start, restarts=config.restarts, losses=Losses(), kind="eval_workers")
         stack.push_async_callback(played_by.close)
         await played_by.open(world)
         yield RayPlaying(played_by, await played_by.ask(0, "tokenizers"))

@@ -52,6 +52,11 @@ class Workers:
     """Restores the lost worker's sampler state in a new worker, after `renew_policy`."""
     _replacing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    @property
+    def name(self) -> str:
+        """What messages call one of these workers."""
+        return "rollout worker" if self.kind == "workers" else "evaluation worker"
+
     async def open(self, world: int) -> None:
         """Start and open `world` workers, and replace any that are lost meanwhile."""
         self.handles = [self.start(rank, world) for rank in range(world)]
@@ -123,10 +128,10 @@ class Workers:
             self.losses.count(f"{self.kind}_lost")
             if self.lost > self.restarts:
                 raise WorkersLost(
-                    f"cluster.restarts: {self.lost} rollout workers have ended, but only {self.restarts} may be "
+                    f"cluster.restarts: {self.lost} {self.name}s have ended, but only {self.restarts} may be "
                     f"replaced; the last error: {said}"
                 ) from error
-            _LOG.warning("rollout worker %d of %d has ended; replacing it: %s", rank, len(self.handles), said)
+            _LOG.warning("%s %d of %d has ended; replacing it: %s", self.name, rank, len(self.handles), said)
             fresh = self.start(rank, len(self.handles))
             try:
                 await self._placed([fresh])
@@ -136,7 +141,7 @@ class Workers:
             except RayActorError as again:
                 self.handles[rank] = fresh
                 last = str(again).splitlines()[0]
-                _LOG.warning("the new rollout worker %d of %d has ended, too: %s", rank, len(self.handles), last)
+                _LOG.warning("the new %s %d of %d has ended, too: %s", self.name, rank, len(self.handles), last)
                 return  # the next call to the replacement notices and counts this
             self.handles[rank] = fresh
             self.losses.count(f"{self.kind}_replaced")
