@@ -42,22 +42,30 @@ EXTRAS = {
 
 DISTRIBUTION = "agentgym-kit"
 """The package's name on PyPI, where `agentgym` is another project."""
+CHECKOUT = Path(__file__).parents[2]
+"""The folder that contains the package `agentgym`: a checkout, unless agentgym is installed."""
 
 
 def install_line(extra: str) -> str:
     """Return the command that adds an extra to this installation.
 
-    It names the folder or wheel that agentgym was installed from, or else the distribution on PyPI.
+    It names the folder or wheel that agentgym was installed from, or the checkout that is used without an
+    installation, or else the distribution on PyPI.
     """
     return f"pip install {shlex.quote(f'{_source() or DISTRIBUTION}[{extra}]')}"
 
 
 def _source() -> Path | None:
-    """Return the folder or wheel that agentgym was installed from (PEP 610), or None if it isn't known or is gone."""
+    """Return the folder or wheel that agentgym was installed from (PEP 610), or the checkout if it isn't installed.
+
+    None means that it was installed from an index, or that the folder or wheel is gone.
+    """
     try:
         said = distribution(DISTRIBUTION).read_text("direct_url.json")
         url = urlsplit(json.loads(said)["url"]) if said else None
-    except (PackageNotFoundError, ValueError, KeyError, TypeError):
+    except PackageNotFoundError:
+        return CHECKOUT if (CHECKOUT / "pyproject.toml").is_file() else None
+    except (ValueError, KeyError, TypeError):
         return None
     path = Path(unquote(url.path)) if url is not None and url.scheme == "file" else None
     return path if path is not None and path.exists() else None

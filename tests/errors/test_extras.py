@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,6 +117,16 @@ def test_the_install_line_of_an_extra_names_the_source_of_the_installation(
     wheel.touch()
     installed_from(monkeypatch, json.dumps({"url": wheel.as_uri(), "archive_info": {}}))
     assert install_line("train") == f"pip install '{wheel}[train]'"
+
+
+def test_the_install_line_of_a_checkout_that_is_not_installed_names_the_checkout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def distribution(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("agentgym.errors.extras.distribution", distribution)
+    assert install_line("train") == f"pip install '{ROOT}[train]'"
 
 
 @pytest.mark.parametrize(
