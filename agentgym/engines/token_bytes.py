@@ -1,4 +1,4 @@
-"""Looks up the bytes of token ids for the policy and the model roles, for code that stores rollouts."""
+"""Looks up the text of token ids as bytes. The store of rollouts needs it for the policy and each model role."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

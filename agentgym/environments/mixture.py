@@ -144,7 +144,7 @@ def parameter_values(env: type[Env[Any]]) -> dict[str, Any]:
 
 
 class _Renamed(Sequence[Task]):
-    """Tasks with their ids in a mixture, renamed on access."""
+    """A member's tasks in a mixture. When a task is accessed, it is copied with the id `MEMBER/ID`."""
 
     def __init__(self, name: str, tasks: Sequence[Task]) -> None:
         self.name, self.tasks = name, tasks

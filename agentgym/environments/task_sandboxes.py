@@ -224,9 +224,7 @@ def sandbox_of(env: type[Env[Any]], task: Any) -> SandboxSpec | None:
             spec.close()
         if spec is None or (callable(getattr(spec, "open", None)) and not isinstance(spec, type)):
             return cast("SandboxSpec | None", spec)
-        raise TypeError(
-            f"it must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got {spec!r:.200}"
-        )
+        raise TypeError(f"must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got {spec!r:.200}")
 
 
 def check_sandboxes(sandboxes: Any) -> None:

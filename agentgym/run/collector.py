@@ -172,7 +172,14 @@ class BatchScheduler(ABC):
 
     @abstractmethod
     async def play(self, to_come: int | None) -> Sequence[PlayedShare]:
-        """Run the next batch and return every process's share, in rank order."""
+        """Run the next batch.
+
+        Args:
+            to_come: As in `collect`.
+
+        Returns:
+            Every process's share, in rank order.
+        """
 
     @abstractmethod
     async def sampler_states(self) -> list[dict[str, Any]]:

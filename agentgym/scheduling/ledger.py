@@ -110,7 +110,10 @@ class Ledger(Generic[TaskT]):
         )
 
     def _lost_usages(self, batch: Sequence[GroupState[TaskT]]) -> list[RolloutUsage]:
-        """Return the usage of dropped rollouts: those cut from groups of the batch, and all of the dropped groups."""
+        """Return the usage of the rollouts that were given up.
+
+        These are the rollouts that were cut from the batch's groups, and all rollouts of the groups that were dropped.
+        """
         return [*(usage for group in batch for usage in group.cut), *_usages(self._dropped)]
 
 

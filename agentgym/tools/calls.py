@@ -255,6 +255,7 @@ def _raw(value: object) -> object:
 
 
 _JSON, _MODEL = json.JSONEncoder(ensure_ascii=False), json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-"""The encoders of all values but pydantic models, and of pydantic models. They are created once, because `json.dumps`
-with these settings creates an encoder for each value.
+"""The encoders of tool results: `_MODEL` for pydantic models, and `_JSON` for all other values.
+
+They are created once, because `json.dumps` with these settings would create an encoder for each value.
 """

@@ -264,15 +264,15 @@ def fails() -> SandboxSpec:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (lambda: 3, "it must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got 3"),
-        (lambda: "docker", "it must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got 'docker'"),
+        (lambda: 3, "must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got 3"),
+        (lambda: "docker", "must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got 'docker'"),
         (
             lambda: ag.AnySandbox,
-            "it must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got <class",
+            "must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got <class",
         ),
         (
             later,
-            "it must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got <coroutine object later",
+            "must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got <coroutine object later",
         ),
         (fails, "KeyError: 'no such image'"),
     ],

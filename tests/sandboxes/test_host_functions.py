@@ -218,7 +218,7 @@ async def test_a_call_that_our_server_would_never_forward_ends_the_sandbox() -> 
     large = encode({"id": 1, "ask": 1}, question(json.dumps("x" * MAX_QUESTION)))
     with theirs:
         sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, large))
-        with pytest.raises(SandboxError, match="host function call 1 in one cell, of 104"):
+        with pytest.raises(SandboxError, match=r"host function call 1 in one cell .*, with 104"):
             await link.call("python", b"", 600.0, {"f": lambda text: 1})
         await asyncio.gather(sending, return_exceptions=True)
 

@@ -73,7 +73,15 @@ def tests_in(given: list[str]) -> list[str]:
 
 
 def run_unittest(words: list[str], orders: dict[str, Any]) -> Outcomes:
-    """Run tests with the standard library's runner, and record each outcome."""
+    """Run tests with the standard library's runner.
+
+    Args:
+        words: The words of the command line that follow `python -m unittest`.
+        orders: The run's settings from this machine, with the paths of the hidden files (`files`) and their folder.
+
+    Returns:
+        The outcome of each test by its id: None if it passed, or the reason why it didn't.
+    """
     import unittest
 
     outcomes: Outcomes = {}

@@ -228,4 +228,6 @@ async def receive(connection: socket.socket, count: int, timeout_s: float) -> li
         return made
     for each in made:
         each.close()
-    raise SandboxError("the sandbox did not start: it ended, or sent the wrong sockets")
+    raise SandboxError(
+        "the sandbox did not start: its server ended before it had passed its network sockets to this process"
+    )

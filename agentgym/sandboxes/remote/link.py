@@ -216,8 +216,8 @@ class Link:
                 asked += 1
                 if asked > SERVER_ASKS or len(frame.body) > MAX_QUESTION:
                     raise WireError(
-                        f"the sandbox sent host function call {asked} in one cell, of {len(frame.body)} bytes: "
-                        "too many or too large"
+                        f"the sandbox exceeded a limit: it sent host function call {asked} in one cell (at most "
+                        f"{SERVER_ASKS}), with {len(frame.body)} bytes (at most {MAX_QUESTION})"
                     )
                 end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
                 if end is not None:
