@@ -22,7 +22,7 @@ class Rows(Sequence[TaskT], Generic[TaskT]):
     Columns that match no field are ignored. A slice is a Rows, too, and keeps its row numbers.
 
     Args:
-        data: A list of dicts, a split of a `datasets.Dataset`, an Arrow table, a pandas or polars frame, or anything
+        data: A list of dicts, a `datasets.Dataset` (one split), an Arrow table, a pandas or polars frame, or anything
             else whose `[index]` returns a dict.
         task_type: The class of the tasks.
         id: The column for the field `id`, or a function of the row. None uses the row number.

@@ -142,7 +142,10 @@ def alone(error: BaseException) -> BaseException:
 
 
 def content_error(error: BaseException | None) -> PolicyContentError | None:
-    """Return the PolicyContentError that an error is or was raised from, or None if there is none."""
+    """Return the error itself if it is a PolicyContentError, or else the nearest one among its causes, or None.
+
+    The causes are those of `raise ... from`. An exception group counts as the error that `alone` returns for it.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -62,7 +62,7 @@ def read_atif(path: Path) -> Imported:
     name = root.get("session_id") or path.stem
     reward = (root.get("extra") or {}).get("reward")
     if isinstance(reward, bool) or not isinstance(reward, int | float | None):
-        raise ValueError(f"{path}: extra.reward: must be a number, got {reward!r:.80}")
+        raise ValueError(f"{path}: extra.reward: must be a finite number, got {reward!r:.80}")
     try:
         kept = detail_of(
             {"failure": None, "sandbox": None, "failed_cases": {}, "rewards": {}, "metrics": {}} | dict(fields)

@@ -45,8 +45,9 @@ MAY_DIFFER = (
 draws.
 """
 OF_EVALUATIONS = ("eval_tasks", "eval_rollouts", "eval_sampling", "eval_sampling.*", "eval_seed")
-"""Settings that define an evaluation. A resumed run can't change them if its evaluations are compared with
-earlier ones.
+"""Settings that define an evaluation.
+
+A resumed run can't change them if it makes evaluations and has already made some, because these are compared.
 """
 
 PACKAGES = ("torch", "transformers", "peft", "numpy", "sglang")

@@ -105,10 +105,10 @@ class Turn(NamedTuple):
     versions: tuple[Version, ...]
     message: Message
     env_messages: tuple[Message, ...] = ()
-    """The env's answer, even after the last turn, followed by the instruction to write a summary, if there is one.
+    """The messages with which the env answered this turn. The last turn of a rollout has them, too.
 
-    If the answer didn't fit into this segment and a compaction moved it to the next one, only the instruction is
-    here.
+    If a compaction follows, the instruction to write a summary comes after them. If the answer didn't fit into this
+    segment and the compaction moved it to the next one, only the instruction is here.
     """
     seconds: float = 0.0
     """Seconds from the request to the engine until its response."""

@@ -354,7 +354,7 @@ def test_a_sub_agent_in_a_separate_file_is_a_segment_of_the_rollout(tmp_path: Pa
         ({"steps": []}, "steps: List should have at least 1 item"),
         ({"steps": [{"source": "agent"}]}, "steps.0.message: Field required"),
         ({"steps": [{"source": "user", "message": [{"type": "audio"}]}]}, "step 1: a part has the type 'audio'"),
-        ({"extra": {"reward": "high"}}, "extra.reward: must be a number, got 'high'"),
+        ({"extra": {"reward": "high"}}, "extra.reward: must be a finite number, got 'high'"),
         ({"continued_trajectory_ref": "no.json"}, "no.json cannot be read as a JSON file"),
         ({"continued_trajectory_ref": "a.json"}, "a.json twice"),
     ],

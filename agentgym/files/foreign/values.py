@@ -25,7 +25,8 @@ def number(value: Any, name: str, *, finite: bool = True) -> float:
     """
     right = isinstance(value, int | float) and (isinstance(value, float) or abs(value) <= LARGEST)
     if not right or (finite and not math.isfinite(value)):
-        raise ValueError(f"{name}: must be a number, got {_shown(value)}")
+        kind = "a finite number" if finite else "a number"
+        raise ValueError(f"{name}: must be {kind}, got {_shown(value)}")
     return value  # type: ignore[no-any-return]
 
 
@@ -56,4 +57,6 @@ def messages_of(found: Any, name: str) -> tuple[Any, ...]:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "an integer that does not fit in 64 bits"
     return f"{value!r:.80}" if isinstance(value, str | float | bool | None) else f"type {type(value).__name__}"

@@ -96,23 +96,24 @@ def policy_loss(
     """Return one micro-batch's term of the policy loss, a scalar, and its metrics.
 
     The terms of a mini-batch's micro-batches add up to its loss. With r = exp(logprob here - the engine's) of a
-    token, A its advantage, clip(x) = min(max(x, 1 - clip_eps_low), 1 + clip_eps_high), and sg(x) the value of x
-    without its gradient::
+    token, A its advantage, and clip(x) = min(max(x, 1 - clip_eps_low), 1 + clip_eps_high)::
 
         ppo         -min(r A, clip(r) A)                                                    arXiv 1707.06347;
                     clip_eps_high > clip_eps_low: DAPO, arXiv 2503.14476
         dual_clip   the same, at most -dual_clip A if A < 0                                 arXiv 1912.09729
-        cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585
+        cispo       value -clip(r) A, gradient -clip(r) A grad(logprob)                     arXiv 2506.13585
         gspo        ppo with s instead of r, s the geometric mean of r over the sample's    arXiv 2507.18071
-                    trained tokens; a token has the gradient s grad(its logprob)
+                    trained tokens (gspo_rollout: over its rollout's); a token has the gradient
+                    s grad(its logprob)
         sft         -A logprob here: cross-entropy, A the weight of a demonstrated token
-        importance  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
+
+    If `importance_sampling` isn't "none" and `old_BR` is None, the loss (except sft) is replaced by one with the
+    weight w that `importance_weights` computes from r: its value is -w A, and its gradient -w A grad(logprob).
 
     `old_BR` contains log-probabilities of a policy between the engine's and the current one. With it, r and s are
     relative to that policy, and w is computed from exp(old - the engine's). Every loss except sft is then its term
-    above times w, which has no gradient::
-
-        decoupled   -w min(r A, clip(r) A) for ppo                                          arXiv 2110.00641
+    above times w, which has no gradient. With ppo, this is the decoupled loss of arXiv 2110.00641,
+    -w min(r A, clip(r) A).
 
     `sequence_B` contains log s if a sample isn't the whole sequence over which s is computed. Columns with loss mask
     0 affect neither value nor gradient. No ratio exceeds exp(LARGEST_LOG_RATIO).

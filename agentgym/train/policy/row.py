@@ -38,8 +38,8 @@ class Runs:
     queries: list[int]
     """Number of tokens in each run."""
     keys: Tensor | None
-    """int64: for each run, the positions in the row of the tokens before it in its samples, then those of its own
-    tokens. None if the keys are all positions of the row in order.
+    """int64: the keys of all runs, one run after the other, as positions in the row. A run's keys are the earlier
+    tokens of its samples, then its own tokens. None if the keys are all positions of the row in order.
     """
     sizes: list[int]
     """Number of keys of each run."""

@@ -70,12 +70,15 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "a step of 2**70": (document(**kept(rollout={"step": 2**70})), "step: must be a 64-bit integer"),
     "a phase that is a list": (document(**kept(rollout={"phase": []})), "phase: must be text"),
     "metrics of text": (document(**kept(rollout={"metrics": {"seconds": "x"}})), "metrics.seconds: must be a number"),
-    "a reward of 2**70": (document(extra={"reward": 2**70}), "extra.reward: must be a number"),
+    "a reward of 2**70": (
+        document(extra={"reward": 2**70}),
+        "extra.reward: must be a finite number, got an integer that does not fit in 64 bits",
+    ),
     "a failure of other fields": (document(**kept(rollout={"failure": {"x": "y"}})), "unexpected keyword argument"),
     "an index of 2**70": (document(**kept(index=2**70)), "index: must be a 64-bit integer"),
     "seconds of text": (
         document({"source": "agent", "message": "It.", **kept(seconds="x")}),
-        "seconds: must be a number, got 'x'",
+        "seconds: must be a finite number, got 'x'",
     ),
     "a list": ([1], "must contain a JSON object, got list"),
     "an object of nothing": ({}, "schema_version: Field required"),
