@@ -94,14 +94,14 @@ def naming_row(number: int, missing: str = "") -> Iterator[None]:
 
     Args:
         number: The row's number.
-        missing: The end of the message if the row lacks a required field: what to do about it.
+        missing: The end of the message if the row itself lacks a required field: what to do about it.
     """
     try:
         yield
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        advice = missing if first["type"] == "missing" else ""
+        advice = missing if first["type"] == "missing" and len(first["loc"]) == 1 else ""
         raise ValueError(f"data: row {number}: {where}: {first['msg']}, got {first['input']!r:.80}{advice}") from error
     except ValueError as error:
         raise ValueError(f"data: row {number}: {error}") from error

@@ -171,6 +171,10 @@ async def test_rollouts_groups_and_batches_accept_rows() -> None:
             {"id": "b"},
             r"prompt: Field required, got .*; if other columns hold the fields, use ag.Rows\(data, Sum, ...\)$",
         ),
+        (
+            {"id": "b", "prompt": [{"role": "user"}], "answer": "1"},
+            "prompt.0.content: Field required, got {'role': 'user'}$",
+        ),
         ({"id": "b", "prompt": "x", "answer": "1", "answr": "y"}, "answr: Extra inputs are not permitted, got 'y'$"),
         ({"id": "\ud800", "prompt": "x", "answer": "y"}, "id: Input should be a valid string"),
         (None, "task: Sums needs a Sum or a dict of its fields, got None"),
