@@ -1,7 +1,6 @@
 """Opens a run's engine (once for all processes), sandboxes and model roles."""
 
 import inspect
-import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -139,8 +138,9 @@ def server_settings(run: RunConfig, config: SGLangConfig) -> SGLangConfig:
 
 
 def server_line(said: str) -> str:
-    """Return a progress message of a server as one line of at most 88 characters, without a cut word at its end."""
-    return f"server: {textwrap.shorten(said, 80, placeholder=' ...')}"
+    """Return a progress message of a server as one line of at most 88 characters."""
+    line = " ".join(said.split())
+    return f"server: {line if len(line) <= 80 else f'{line[:77]}...'}"
 
 
 @asynccontextmanager

@@ -175,9 +175,10 @@ def test_a_launched_server_accepts_adapters_of_the_trainers_rank() -> None:
     assert server_settings(run, run.engine).max_lora_rank == 32
 
 
-def test_a_servers_long_message_is_cut_between_two_words() -> None:
-    said = server_line("3 s of at most 600 s: " + "loading " * 20)
-    assert said == "server: 3 s of at most 600 s: " + "loading " * 6 + "..."
+def test_a_servers_long_message_is_cut_at_its_end() -> None:
+    for said in ("3 s of at most 600 s: " + "loading " * 20, "12 s of at most 600 s: /models/" + "a" * 70, "y" * 81):
+        assert server_line(said) == f"server: {said[:77]}..."
+    assert server_line("y" * 80) == "server: " + "y" * 80
     assert server_line("loading\nweights") == "server: loading weights"
 
 
