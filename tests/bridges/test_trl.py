@@ -221,6 +221,25 @@ def test_an_env_that_trl_cannot_play_is_refused() -> None:
         raise AssertionError
 
 
+def test_a_tool_may_have_the_name_env() -> None:
+    class Shell(ag.ToolEnv[ag.Task]):
+        @ag.tool
+        def env(self) -> str:
+            """Print the variables."""
+            return "HOME=/"
+
+        @ag.reward
+        def nothing(self) -> float:
+            return 0.0
+
+    with _made(Shell) as make:
+        environment = make()
+        environment.reset(
+            task=ag.Task(id="a", prompt="Go.").model_dump_json(), prompt=[ag.Message(role="user", content="Go.")]
+        )
+        assert environment.env() == "HOME=/"
+
+
 def _made(env: type[ag.Env[Any]]) -> Any:
     return bridge.environment_factory(env)
 

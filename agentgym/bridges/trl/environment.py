@@ -28,11 +28,11 @@ class TRLEnvironment:
     reads the error, and the rollout has no reward.
     """
 
-    env: ClassVar[Any]
+    _env: ClassVar[Any]
     """The env class whose episodes are run."""
 
     def __init__(self, spec: SandboxSpec | None, sandboxes: SandboxPool | None, seed: int) -> None:
-        self._thread, self._player = LoopThread(), EpisodePlayer(self.env, spec, sandboxes)
+        self._thread, self._player = LoopThread(), EpisodePlayer(self._env, spec, sandboxes)
         self._seed, self._episodes = seed, 0
         self._earned: float | None = None
         self._over = False
@@ -52,19 +52,19 @@ class TRLEnvironment:
             ValueError: If the env has tools that its class doesn't, or its first messages don't start with the row's
                 prompt.
         """
-        made: Task = task_type(self.env).model_validate_json(task, by_alias=True, by_name=True)
+        made: Task = task_type(self._env).model_validate_json(task, by_alias=True, by_name=True)
         self._earned, self._over = None, True  # If the reset fails, there is no episode to continue.
         # TRL doesn't identify groups. But all envs that get a row in the same step have had equally many episodes.
         seed = seed_for("episode", self._seed, made.id, self._episodes, bits=31)
         self._episodes += 1
         messages, info = self._thread.run(lambda: self._player.reset(made, seed=seed, options=None))
         self._earned, self._over = 0.0, False
-        if {schema["function"]["name"] for schema in info["tools"]} != _root_tools(self.env).keys():
+        if {schema["function"]["name"] for schema in info["tools"]} != _root_tools(self._env).keys():
             raise ValueError(
-                f"{self.env.__name__}: TRL uses the tools of a class, not those of an instance; declare each with "
+                f"{self._env.__name__}: TRL uses the tools of a class, not those of an instance; declare each with "
                 "@ag.tool"
             )
-        return _beyond(messages, prompt, self.env.__name__)
+        return _beyond(messages, prompt, self._env.__name__)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         """Call a tool, as a separate turn."""
@@ -72,7 +72,7 @@ class TRLEnvironment:
             return "error: the task has ended"
         called = ToolCall(type="function", function=Function(name=name, arguments=arguments))
         messages = self._step(lambda: self._player.step(Message(role="assistant", content="", tool_calls=[called])))
-        return "\n".join(_text(message, f"{self.env.__name__}: tool {name!r}") for message in messages)
+        return "\n".join(_text(message, f"{self._env.__name__}: tool {name!r}") for message in messages)
 
     def _finish(self, completion: Sequence[Any]) -> float | None:
         """End the episode with a completion's last message, and return its reward, or None if it failed."""
@@ -133,7 +133,7 @@ def environment_factory(
     if taken := [name for name in tools if name in ("reset", "get_reward") or name.startswith("_")]:
         raise ValueError(f"env: TRL does not accept {taken[0]!r} of {cls.__name__} as a tool; rename it")
     methods = {name: tool_method(name, schema) for name, schema in tools.items()}
-    made: Any = type(cls.__name__, (TRLEnvironment,), {"env": cls, **methods})
+    made: Any = type(cls.__name__, (TRLEnvironment,), {"_env": cls, **methods})
     with ExitStack() as stack:
 
         def make() -> TRLEnvironment:
