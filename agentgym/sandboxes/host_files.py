@@ -1,5 +1,6 @@
 """Bounded copies of this machine's files into a sandbox and back, without following links."""
 
+import errno
 import os
 import secrets
 import stat
@@ -21,6 +22,14 @@ IN_MEMORY = 16 << 20
 PIECE = 1 << 20
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 """Bytes at the end of every tar file."""
+IN_THE_WAY = {
+    errno.EEXIST: "a link or a file",
+    errno.ENOTDIR: "a link or a file",
+    errno.ELOOP: "a link",
+    errno.EISDIR: "a folder",
+    errno.ENXIO: "a pipe, a socket or a device",
+}
+"""What is at a path of this machine where something else must be stored, by the error's number."""
 
 
 class HostSource(NamedTuple):
@@ -93,7 +102,9 @@ def find_files(source: Path, target: str) -> list[HostSource]:
     found: list[HostSource] = []
     for path in _files(source):
         if len(found) == MAX_FILES:
-            raise ValueError(f"{str(source)!r} contains over {MAX_FILES} files")
+            raise ValueError(
+                f"source: {str(source)!r} contains over {MAX_FILES} files; copy it as a tar archive with sandbox.unpack"
+            )
         info = path.lstat()
         below = path.relative_to(source)
         inside = PurePosixPath(target, below) if below.parts else PurePosixPath(_file_target(source, target))
@@ -187,17 +198,21 @@ def _why_no_snapshot(file: BinaryIO) -> str:
 
 
 @contextmanager
-def new_file(target: Path) -> Iterator[BinaryIO]:
+def new_file(target: Path, field: str) -> Iterator[BinaryIO]:
     """Yield a file that replaces `target` if the `with` block succeeds, and is deleted otherwise.
 
     Until then, the file has no name, so a killed process leaves nothing behind. If the file system doesn't support
     unnamed files, the file has a hidden name.
 
+    Args:
+        target: The path of the file.
+        field: Name of the caller's argument that contains the path, for the error message.
+
     Raises:
         IsADirectoryError: If `target` is a folder.
     """
     if target.is_dir():
-        raise IsADirectoryError(f"{str(target)!r} is a folder; give the path of a file")
+        raise IsADirectoryError(f"{field}: {str(target)!r} is a folder; give the path of a file")
     target.parent.mkdir(parents=True, exist_ok=True)
     hidden = target.with_name(f".{secrets.token_hex(16)}")
     try:
@@ -220,15 +235,17 @@ def _nameless(folder: Path) -> BinaryIO | None:
         return None
 
 
-def _files(path: Path) -> Iterator[Path]:
-    mode = path.lstat().st_mode
-    if stat.S_ISDIR(mode):
-        for inner in sorted(path.iterdir()):
-            yield from _files(inner)
-    elif stat.S_ISREG(mode):
-        yield path
-    else:
-        raise ValueError(f"{str(path)!r} is a link, a pipe or a device, not a file or folder")
+def _files(source: Path) -> Iterator[Path]:
+    left = [source]
+    while left:
+        path = left.pop()
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            left += sorted(path.iterdir(), reverse=True)
+        elif stat.S_ISREG(mode):
+            yield path
+        else:
+            raise ValueError(f"source: {str(path)!r} is a link, a pipe or a device; copy only files and folders")
 
 
 def _file_target(source: Path, target: str) -> str:
@@ -246,6 +263,7 @@ def store_tree(target: Path, spool: Spool) -> None:
 
     Raises:
         FileExistsError: If a link is in the way, or if a file is where a folder is needed, or the reverse.
+        OSError: If a file or folder can't be stored for another reason, such as a full disk; the error names it.
         ValueError: If a path does not consist of names separated by slashes, or if the spool contains a single file
             but `target` can only be a folder, such as ".".
     """
@@ -253,7 +271,7 @@ def store_tree(target: Path, spool: Spool) -> None:
     top, first = (target.parent, [target.name]) if is_name(target.name) else (target, [])
     paths = [[*first, *_names(file.path, target)] for file in spool.files]
     if not all(paths):
-        raise ValueError(f"{str(target)!r} is a folder; give the path of a file, since the source is a file")
+        raise ValueError(f"target: {str(target)!r} is a folder; give the path of a file, since the source is a file")
     for folder in [[*first, *_names(path, target)] for path in spool.folders]:
         with _folder_below(top, folder):
             pass
@@ -264,14 +282,30 @@ def store_tree(target: Path, spool: Spool) -> None:
 @contextmanager
 def _folder_below(top: Path, parts: Sequence[str]) -> Iterator[int]:
     """Yield a descriptor of the folder at `parts` below `top`, which is created, with its parents, if missing."""
-    top.mkdir(parents=True, exist_ok=True)
-    folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    with _naming(top):
+        top.mkdir(parents=True, exist_ok=True)
+        folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for part in parts:
-            folder = _enter(folder, part)
+        for depth, part in enumerate(parts, 1):
+            with _naming(top, *parts[:depth]):
+                folder = _enter(folder, part)
         yield folder
     finally:
         os.close(folder)
+
+
+@contextmanager
+def _naming(top: Path, *parts: str) -> Iterator[None]:
+    """Turn an OSError in the `with` block into one that names the whole path and what is in its way, if anything."""
+    try:
+        yield
+    except OSError as error:
+        path = top.joinpath(*parts)
+        if error.errno in IN_THE_WAY:
+            raise FileExistsError(
+                f"target: {IN_THE_WAY[error.errno]} is in the way of {str(path)!r}; remove it or give another path"
+            ) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def is_name(name: str) -> bool:
@@ -294,29 +328,22 @@ def _names(path: str, target: Path) -> list[str]:
 def _store(top: Path, parts: Sequence[str], spool: Spool, file: HostFile) -> None:
     mode = 0o755 if file.executable else 0o644
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with _folder_below(top, parts[:-1]) as folder:
-        try:
-            fd = os.open(parts[-1], flags, mode, dir_fd=folder)
-        except OSError as error:
-            name = "/".join([str(top), *parts])
-            raise FileExistsError(
-                f"target: a link or a folder is in the way at {name!r}; give a file's path"
-            ) from error
-        with os.fdopen(fd, "wb") as stored:
-            spool.copy(file, stored)
+    with (
+        _folder_below(top, parts[:-1]) as folder,
+        _naming(top, *parts),
+        os.fdopen(os.open(parts[-1], flags, mode, dir_fd=folder), "wb") as stored,
+    ):
+        spool.copy(file, stored)
 
 
 def _enter(folder: int, name: str) -> int:
     """Return a descriptor of the subfolder `name`, which is created if missing, and close the descriptor `folder`.
 
     Raises:
-        FileExistsError: If a link or a file has that name. In that case, `folder` stays open.
+        OSError: If a link or a file has that name, or it can't be created. In that case, `folder` stays open.
     """
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=folder)
-    try:
-        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-    except OSError as error:
-        raise FileExistsError(f"target: a link or a file is in the way of the folder {name!r}") from error
+    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     os.close(folder)
     return inner

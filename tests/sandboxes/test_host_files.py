@@ -1,16 +1,21 @@
 """Files copied between this machine and a sandbox: complete, bounded, and without following links."""
 
 import asyncio
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentgym.sandboxes import host_files
+from agentgym.sandboxes.fake.files import tar_of
+from agentgym.sandboxes.fake.sandbox import FakeSandbox
 from agentgym.sandboxes.host_files import HostSource, Spool, new_file, store_tree
 from agentgym.sandboxes.protocol import Sandbox
 
@@ -78,7 +83,7 @@ async def test_links_on_this_machine_are_refused_and_nothing_is_written(sandbox:
     (tmp_path / "s").mkdir()
     (tmp_path / "s/a").write_text("x")
     (tmp_path / "s/link").symlink_to("/etc/passwd")
-    with pytest.raises(ValueError, match="link"):
+    with pytest.raises(ValueError, match=r"^source: '.*/s/link' is a link, a pipe or a device; "):
         await sandbox.put(tmp_path / "s")
     with pytest.raises(ValueError, match="link"):
         await sandbox.put(tmp_path / "s/link")
@@ -136,7 +141,7 @@ async def test_size_limits_hold_in_both_directions(
     assert names_in(tmp_path) == []
     await sandbox.get("d", tmp_path / "d", limit=3000)
     monkeypatch.setattr(host_files, "MAX_FILES", 2)
-    with pytest.raises(ValueError, match="over 2 files"):
+    with pytest.raises(ValueError, match=r"^source: .* contains over 2 files; "):
         await sandbox.put(tmp_path / "d", "e")
     assert await sandbox.list() == ["d/"]
 
@@ -174,15 +179,120 @@ async def test_files_can_be_stored_in_the_current_folder(tmp_path: Path, monkeyp
     store_files(Path(), {"a/b": b"1"})
     store_files(Path(".."), {"c": b"2"})
     assert ((tmp_path / "below/a/b").read_bytes(), (tmp_path / "c").read_bytes()) == (b"1", b"2")
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match=r"^target: '\.' is a folder; "):
         store_files(Path(), {"": b"1"})
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "what", "where"),
+    [
+        ("link", "", "a link", "link"),
+        ("folder", "link", "a link", "folder/link"),
+        ("folder", "", "a folder", "folder"),
+        ("pipe", "", "a pipe, a socket or a device", "pipe"),
+        ("link", "f", "a link or a file", "link"),
+        ("file", "f", "a link or a file", "file"),
+        ("folder", "link/f", "a link or a file", "folder/link"),
+        ("file/f", "", "a link or a file", "file"),
+        ("file/f/g", "", "a link or a file", "file/f"),
+        ("dangling/f", "", "a link or a file", "dangling"),
+    ],
+)
+async def test_what_is_in_the_way_of_a_file_is_named(
+    target: str, path: str, what: str, where: str, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "folder/link").symlink_to("../folder")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError) as failed:
+        store_files(tmp_path / target, {path: b"x"})
+    said = f"target: {what} is in the way of {str(tmp_path / where)!r}; remove it or give another path"
+    assert str(failed.value) == said
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "number"),
+    [
+        ("n" * 300, "", errno.ENAMETOOLONG),
+        ("folder", "n" * 300, errno.ENAMETOOLONG),
+        ("folder", "n" * 300 + "/f", errno.ENAMETOOLONG),
+        ("/proc/none", "", errno.ENOENT),
+        ("/proc/none", "f", errno.ENOENT),
+        ("/dev/full", "", errno.ENOSPC),
+    ],
+)
+async def test_a_file_that_cannot_be_stored_is_named_with_the_reason(
+    target: str, path: str, number: int, tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))) as failed:
+        store_files(tmp_path / target, {path: b"x"})
+    assert failed.value.errno == number
+    assert str(tmp_path / target / path).startswith(failed.value.filename)
+    assert failed.value.filename.startswith(str(tmp_path / target))
+
+
+async def test_a_path_with_a_null_character_is_named_in_every_call(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.write({"f": "x"})
+    path = str(tmp_path / "a\0b")
+    calls: dict[str, list[Coroutine[Any, Any, object]]] = {
+        "source": [sandbox.put(path), sandbox.put(Path(path))],
+        "target": [sandbox.get("f", path), sandbox.get("f", f"{path}/c"), sandbox.archive("f", path)],
+        "path": [sandbox.snapshot(path), sandbox.restore(path)],
+        "archive": [sandbox.unpack(path), sandbox.unpack(Path(path))],
+    }
+    for field, refused in calls.items():
+        for call in refused:
+            with pytest.raises(ValueError, match=f"^{field}: must be a path without null characters, got '/"):
+                await call
+    assert names_in(tmp_path) == []
+
+
+async def test_a_file_call_that_gets_a_folder_names_its_argument(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.write({"f": "x"})
+    with pytest.raises(IsADirectoryError, match=r"^target: .* is a folder; give the path of a file$"):
+        await sandbox.archive("f", tmp_path)
+    with pytest.raises(IsADirectoryError, match=r"^path: .* is a folder; give the path of a file$"):
+        await sandbox.snapshot(tmp_path)
+
+
+async def test_an_empty_path_is_the_working_folder(sandbox: Sandbox, tmp_path: Path) -> None:
+    both: list[Sandbox] = [sandbox, FakeSandbox()]
+    for each in both:
+        here = tmp_path / type(each).__name__
+        await each.write({"a": "1", "b/c": "2"})
+        await each.get("", here)
+        assert [(here / path).read_text() for path in ("a", "b/c")] == ["1", "2"]
+        await each.write({"a": "new", "b/c": "new"})
+        await each.put(here, "")
+        assert [await each.read_text(path) for path in ("a", "b/c")] == ["1", "2"]
+        await each.write({"a": "new", "b/c": "new"})
+        await each.unpack(tar_of({"a": b"1", "b/c": b"2"}, 1 << 20), "")
+        assert [await each.read_text(path) for path in ("a", "b/c")] == ["1", "2"]
+
+
+async def test_a_deep_folder_of_this_machine_is_copied(sandbox: Sandbox, tmp_path: Path) -> None:
+    inner = tmp_path
+    try:
+        for _ in range(1200):
+            inner /= "d"
+            inner.mkdir()
+        (inner / "f").write_text("x")
+        both: list[Sandbox] = [sandbox, FakeSandbox()]
+        for each in both:
+            await each.put(tmp_path, "copy")
+            assert await each.read_text("copy/" + "d/" * 1200 + "f") == "x"
+    finally:
+        await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(tmp_path / "d")])
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from agentgym.sandboxes.host_files import new_file
-with new_file(Path(sys.argv[1])) as file:
+with new_file(Path(sys.argv[1]), "target") as file:
     file.write(bytes(1 << 20))
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -200,7 +310,7 @@ async def test_a_file_has_no_name_until_it_is_whole_and_a_killed_client_leaves_n
     assert killed.returncode == -signal.SIGKILL
     assert names_in(tmp_path) == ["target"]
     assert target.read_bytes() == b"before"
-    with new_file(target) as file:
+    with new_file(target, "target") as file:
         file.write(b"after")
         assert names_in(tmp_path) == ["target"]
     assert (target.read_bytes(), names_in(tmp_path)) == (b"after", ["target"])

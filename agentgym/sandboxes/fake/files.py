@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from agentgym.sandboxes.host_files import find_files, load
 from agentgym.sandboxes.protocol.arguments import check_text
 from agentgym.sandboxes.protocol.content import NotAFile, WrongContent, of_number
 
@@ -60,10 +61,7 @@ def names_in(files: Mapping[str, bytes], path: str) -> list[str]:
 
 def load_tree(source: Path, target: str) -> dict[str, bytes]:
     """Return the contents of a file, or of all files in a folder, keyed by their paths in the sandbox."""
-    if not source.is_dir():
-        return {path_of(source.name if target in ("", ".") else target): source.read_bytes()}
-    found = [path for path in sorted(source.rglob("*")) if not path.is_dir()]
-    return {path_of(f"{target}/{path.relative_to(source)}"): path.read_bytes() for path in found}
+    return {path_of(path): content for path, content in load(find_files(source, target)).items()}
 
 
 def store(files: Mapping[Path, bytes]) -> None:

@@ -176,7 +176,7 @@ class FakeSandbox(Networked, Branch):
                 for member in tar:
                     content = tar.extractfile(member)
                     if content is not None:
-                        self.files[path_of(f"{path}/{member.name}")] = content.read()
+                        self.files[path_of(str(PurePosixPath(path, member.name)))] = content.read()
         except tarfile.TarError as error:
             raise ValueError(f"not a tar archive, or an incomplete one: {error}") from None
 

@@ -379,7 +379,8 @@ class Sandbox(ABC):
         Raises:
             SandboxContentError: If the source doesn't exist, exceeds `limit`, contains over 10,000 files and folders,
                 or is over 100 folders deep. In that case, nothing is written.
-            FileExistsError: If a link on this machine is in the way.
+            FileExistsError: If a link, a file or a folder on this machine is in the way.
+            OSError: If this machine can't store the files for another reason, such as a full disk.
         """
         self._begin(timeout_s)
         check_text("source", source)
@@ -443,7 +444,9 @@ class Sandbox(ABC):
         """
         self._begin(timeout_s)
         check_path(path)
-        if not isinstance(archive, Path):
+        if isinstance(archive, str | Path):
+            check_path_here("archive", archive)
+        else:
             check_data("archive", archive)
         await self._unpack(Path(archive) if isinstance(archive, str) else archive, path, timeout_s)
 

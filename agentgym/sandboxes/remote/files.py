@@ -81,7 +81,7 @@ class Files(Programs):
         self, source: str, target: Path, limit: int, timeout_s: float, progress: Progress | None
     ) -> Sequence[str]:
         with Spool(target) as spool:
-            left_out = await self._collect(source, limit, deadline_in(timeout_s), spool, progress)
+            left_out = await self._collect(source or ".", limit, deadline_in(timeout_s), spool, progress)
             await finished(asyncio.ensure_future(asyncio.to_thread(store_tree, target, spool)))
         return left_out
 
@@ -131,7 +131,7 @@ class Files(Programs):
 
     async def _archive(self, path: str, target: Path | None, limit: int, timeout_s: float) -> bytes:
         task_fields, size = {"task": "archive", "path": path}, 0
-        with io.BytesIO() if target is None else new_file(target) as out:
+        with io.BytesIO() if target is None else new_file(target, "target") as out:
             async with in_time(timeout_s, "the archive"), self._process(b"", timeout_s, task_fields) as task:
                 async for piece in task.stdout:
                     size += len(piece)

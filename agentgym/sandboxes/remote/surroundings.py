@@ -17,7 +17,7 @@ class Surroundings(Calls, Networked):
 
     async def _snapshot(self, path: Path, limit: int, timeout_s: float) -> None:
         size = 0
-        with new_file(path) as out:
+        with new_file(path, "path") as out:
 
             async def take(part: bytes) -> bytes:
                 nonlocal size
