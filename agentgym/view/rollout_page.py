@@ -178,15 +178,16 @@ def token_window(store: RolloutStore, number: int, place: int, start: int, count
     }
 
 
-def _trained_window(found: StoredRollout, place: int, window: slice) -> tuple[list[int], list[float | None]]:
+def _trained_window(found: StoredRollout, place: int, window: slice) -> tuple[list[int | None], list[float | None]]:
     """Return whether each token of the window was trained on, and the trainer's probability divided by the engine's.
 
-    The ratio is None if it is unknown.
+    Both are None if they are unknown. Of a segment that was trained in part, the store doesn't tell which tokens were.
     """
     segment, scored = found.rollout.segments[place], found.trainer_logprobs[place]
-    was = found.advantages[place] is not None
+    advantages = found.advantages[place]
+    was = None if advantages == () else int(advantages is not None)
     sampled = segment.sampled[window]
-    trained = (sampled if was else np.zeros_like(sampled)).astype(int).tolist()
+    trained = [was if there else 0 for there in sampled]
     ratios: list[float | None] = [None] * len(sampled)
     if scored is not None:
         skipped = int(segment.sampled[: window.start].sum())

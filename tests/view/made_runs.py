@@ -109,6 +109,15 @@ def add_rollouts(folder: Path, names: Sequence[str], *, step: int, done: int | N
         writer.add([Group(group_id=name.partition("/")[0], rollouts=(rollout(name),)) for name in names], step=step)
 
 
+def run_trained_in_part(folder: Path) -> Path:
+    """Write a run of one rollout, only some of whose sampled tokens were trained, and return its folder."""
+    make_run(folder, steps=0)
+    with RolloutWriter(folder) as writer:
+        writer.add([group(rollout("part/0", 1.0))], step=0)
+        writer.add_step([Trained(rollout_id="part/0", segment=0, logprobs=None, advantages=())], step=0)
+    return folder
+
+
 @contextmanager
 def client(*folders: Path, token: str | None = None) -> Iterator[TestClient]:
     """Yield a client of a server on these folders; `client.indexing` is the server's."""

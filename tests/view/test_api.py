@@ -25,7 +25,7 @@ from agentgym.view.asked import paging
 from agentgym.view.metrics import metric_rows
 from agentgym.view.runs import Runs, run_of
 from tests.store.test_store import group, rollout
-from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run
+from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run, run_trained_in_part
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +248,16 @@ def test_untrained_tokens_are_labeled(asked: TestClient, base: str) -> None:
     found = get(asked, f"{base}/rollouts/10/tokens")
     assert sum(found["sampled"]) == 6
     assert set(found["trained"]) == {0}
+    assert set(found["ratios"]) == set(found["advantages"]) == {None}
+
+
+def test_it_is_unknown_which_tokens_of_a_segment_trained_in_part_were_trained(tmp_path: Path) -> None:
+    folder = run_trained_in_part(tmp_path / "mine")
+    with client(folder) as asked:
+        (run,) = Runs([folder]).all()
+        found = get(asked, f"/api/runs/{run.key}/rollouts/1/tokens")
+    assert sum(found["sampled"]) == 6
+    assert found["trained"] == [None if sampled else 0 for sampled in found["sampled"]]
     assert set(found["ratios"]) == set(found["advantages"]) == {None}
 
 

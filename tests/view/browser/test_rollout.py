@@ -1,6 +1,7 @@
 """One rollout: its segments, its tokens as in the store, and another rollout next to it."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ from playwright.sync_api import Page, expect
 
 from agentgym.store.reader import RolloutStore, StoredRollout
 from agentgym.types.rollout import SegmentKind
-from tests.view.browser.conftest import Made, Routes
-from tests.view.browser.viewer import Watched
+from tests.view.browser.conftest import Made, Open, Routes
+from tests.view.browser.viewer import Watched, route_of, serving
+from tests.view.made_runs import run_trained_in_part
 
 
 def with_kind(store: RolloutStore, kind: SegmentKind, least: int = 1) -> StoredRollout:
@@ -65,7 +67,7 @@ def test_the_highlighted_tokens_are_the_trained_ones(
         expect(page.locator(".tokens [data-i]")).to_have_count(len(segment.token_ids))
         tokens = drawn_tokens(page)
         assert [index for index, _ in tokens] == list(range(len(segment.token_ids)))
-        trained = segment.sampled & (advantages is not None)
+        trained = segment.sampled & bool(advantages)
         assert [" trained" in classes for _, classes in tokens] == trained.tolist()
         assert [" sampled" in classes for _, classes in tokens] == (segment.sampled & ~trained).tolist()
 
@@ -76,6 +78,17 @@ def test_tokens_of_an_evaluation_are_sampled_but_not_trained(viewer: Watched, ro
     page = viewer.open(f"#/{routes.grpo}/rollout/{found.number}?view=tokens")
     expect(page.locator(".tokens .sampled")).to_have_count(int(found.rollout.segments[0].sampled.sum()))
     expect(page.locator(".tokens .trained")).to_have_count(0)
+
+
+def test_tokens_of_a_segment_trained_in_part_are_perhaps_trained(opened: Open, tmp_path: Path) -> None:
+    folder = run_trained_in_part(tmp_path / "mine")
+    with serving(folder) as address:
+        viewer = opened(address)
+        page = viewer.open(f"#/{route_of(viewer.page, folder)}/rollout/1?view=tokens")
+        expect(page.locator(".tokens .sampled")).to_have_count(6)
+        expect(page.locator(".tokens .trained")).to_have_count(0)
+        page.locator(".tokens .sampled").first.hover()
+        expect(page.locator(".token-tip")).to_contain_text("sampled, perhaps trained")
 
 
 def test_the_tokens_text_is_what_the_model_read_and_wrote(viewer: Watched, routes: Routes, made: Made) -> None:

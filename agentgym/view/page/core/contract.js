@@ -169,7 +169,7 @@
  * @property {string[]} texts
  * @property {number[]} ids
  * @property {number[]} sampled
- * @property {number[]} trained
+ * @property {(number|null)[]} trained
  * @property {(number|null)[]} logprobs
  * @property {(number|null)[]} ratios
  * @property {(number|null)[]} advantages

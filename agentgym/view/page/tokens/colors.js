@@ -9,7 +9,7 @@ import { difference, metric } from "../core/format.js";
  * @property {number} id
  * @property {string} text
  * @property {boolean} sampled
- * @property {boolean} trained
+ * @property {boolean|null} trained null if it is unknown
  * @property {number|null} logprob
  * @property {number|null} ratio
  * @property {number|null} advantage
@@ -36,7 +36,7 @@ export const MEASURES = [
     words: "Mask",
     help: "which tokens the policy sampled, and which of them were trained on",
     color: () => "",
-    legend: () => [["trained", "sampled and trained"], ["sampled", "sampled, not trained"], ["", "context: prompt, tools, env"]],
+    legend: () => [["trained", "sampled and trained"], ["sampled", "sampled, untrained or unknown"], ["", "context: prompt, tools, env"]],
   },
   {
     name: "logprob",

@@ -61,7 +61,7 @@ function token(page, index) {
     id: page.ids[at],
     text: page.texts[at],
     sampled: page.sampled[at] === 1,
-    trained: page.trained[at] === 1,
+    trained: page.trained[at] === null ? null : page.trained[at] === 1,
     logprob: page.logprobs[at],
     ratio: page.ratios[at],
     advantage: page.advantages[at],

@@ -231,7 +231,7 @@ function rangeOf(rollout) {
 function facts(token) {
   const text = h("p", { class: "mono shown" });
   text.append(...tokenText(token.text.slice(0, 80)));
-  const mask = token.trained ? "sampled, trained" : token.sampled ? "sampled, not trained" : "context";
+  const mask = token.trained ? "sampled, trained" : token.trained === null ? "sampled, perhaps trained" : token.sampled ? "sampled, not trained" : "context";
   const rows = [
     ["token", `${count(token.index)}, id ${token.id}`],
     ["mask", mask],
