@@ -58,9 +58,15 @@ def test_the_new_tool_env_is_ten_lines_of_code() -> None:
     [
         (
             "My-Shop",
-            "folder: 'My-Shop' is not a valid Python package name; use lowercase letters, digits and _, as in my",
+            "folder: 'My-Shop' is not a valid name for a Python package and a class; use lowercase letters, digits and "
+            "_, start with a letter, and avoid Python's keywords, as in my_env",
         ),
-        ("class", "folder: 'class' is not a valid Python package name"),
+        *((name, f"folder: {name!r} is not a valid name") for name in ("class", "none", "_", "_1", "__main__", "café")),
+        (
+            "scripted",
+            "folder: the class of scripted would be called Scripted, which is another name in the template; choose "
+            "another name, such as my_scripted",
+        ),
         ("json", "folder: a Python package json already exists; choose another name, such as my_json"),
         ("pydantic", "folder: a Python package pydantic already exists; choose another name, such as my_pydantic"),
         ("there", "folder: there already exists; choose another name, or remove it first"),
@@ -69,7 +75,14 @@ def test_the_new_tool_env_is_ten_lines_of_code() -> None:
             "folder: shop would hide the file shop.py: Python would import the folder instead; choose another name",
         ),
         ("no/where/shop", "folder: there is no folder no/where; create it first"),
+        ("shop.py/two", "folder: shop.py/two cannot be created (Not a directory); choose another folder"),
+        ("dangling", "folder: dangling already exists; choose another name, or remove it first"),
+        *(
+            (long, f"folder: {long} cannot be created (File name too long); choose another folder")
+            for long in ("a" * 248, "a" * 253, "a" * 300)  # too long for the name of the test, of a module, of a folder
+        ),
     ],
+    ids=lambda word: word[:30],
 )
 def test_an_invalid_name_is_refused_in_one_line(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -77,11 +90,12 @@ def test_an_invalid_name_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     (tmp_path / "shop.py").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
     assert cli.main(["new", name]) == 1
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
     assert error.startswith(f"agentgym: {said}")
-    assert error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["shop.py", "there"]
+    assert (out, error.count("\n")) == ("", 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "shop.py", "there"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
@@ -91,7 +105,7 @@ def test_an_unwritable_folder_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o500)
     assert cli.main(["new", "shop"]) == 1
-    assert "shop/README.md cannot be written (Permission denied)" in capsys.readouterr().err
+    assert "folder: shop cannot be created (Permission denied); choose another folder" in capsys.readouterr().err
 
 
 def test_template_names_become_names_of_the_new_environment() -> None:
@@ -100,6 +114,7 @@ def test_template_names_become_names_of_the_new_environment() -> None:
         renamed("sandbox_template SandboxTemplate SandboxTask AnySandbox self.sandbox", "sandbox", "mend")
         == "mend Mend MendTask AnySandbox self.sandbox"
     )
+    assert renamed("game_template GameTemplate GameTask", "game", "game_task") == "game_task GameTask GameTaskTask"
 
 
 @pytest.fixture(scope="module")

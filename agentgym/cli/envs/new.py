@@ -1,7 +1,10 @@
 """The command `agentgym new`: creates the folder of a new environment, with a README and a test."""
 
+import ast
 import importlib.util
 import keyword
+import os
+import re
 import shlex
 import shutil
 import sys
@@ -39,47 +42,72 @@ def new(folder: tyro.conf.Positional[Path], kind: Kind = "tool") -> int:
         kind: The template: tool has one tool and one reward, sandbox runs code in a sandbox, chat replies to the
             model like a user, and game rewards each turn.
     """
-    name = folder.name
-    if folder.exists():
-        raise AgentGymError(f"folder: {folder} already exists; choose another name, or remove it first")
-    refuse_name(name)
-    if (file := folder.with_name(f"{name}.py")).exists():
-        raise AgentGymError(
-            f"folder: {folder} would hide the file {file}: Python would import the folder instead; choose another name"
-        )
-    if not folder.parent.is_dir():
-        raise AgentGymError(f"folder: there is no folder {folder.parent}; create it first")
     template = templates() / kind
-    for path in sorted(template.iterdir()):
-        if path.suffix in SUFFIXES:
-            _write(folder / target(path.name, kind, name), renamed(path.read_text(), kind, name))
-    test, of = shlex.join(["pytest", str(folder)]), str(folder) if len(folder.parts) > 1 else name
+    texts = {path.name: path.read_text() for path in sorted(template.iterdir()) if path.suffix in SUFFIXES}
+    try:
+        refuse_folder(folder, kind, texts)
+        made = {target(file, kind, folder.name): renamed(text, kind, folder.name) for file, text in texts.items()}
+        _write(folder, made)
+    except FileNotFoundError as error:
+        raise AgentGymError(f"folder: there is no folder {folder.parent}; create it first") from error
+    except OSError as error:
+        raise AgentGymError(f"folder: {folder} cannot be created ({error.strerror}); choose another folder") from error
+    for file in made:
+        say(f"wrote {folder / file}")
+    test, of = shlex.join(["pytest", str(folder)]), str(folder) if len(folder.parts) > 1 else folder.name
     say(f"next: {test}; then {command('check', of)}, {command('play', of)} and {command('train', of, *TRAINED[kind])}")
     return 0
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file of the new folder, and remove the folder if that fails."""
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Create the new folder with these files, and remove it if that fails."""
+    folder.mkdir()
     try:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        shutil.rmtree(path.parent, ignore_errors=True)
+        for file, text in texts.items():
+            (folder / file).write_text(text)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def refuse_folder(folder: Path, kind: Kind, texts: Mapping[str, str]) -> None:
+    """Raise AgentGymError if the folder exists, or if its name can't be the name of a new environment.
+
+    Args:
+        folder: The folder.
+        kind: The kind of the template.
+        texts: The template's files, whose code may already use the name of the new class.
+    """
+    if os.path.lexists(folder):
+        raise AgentGymError(f"folder: {folder} already exists; choose another name, or remove it first")
+    refuse_name(folder.name)
+    if (cls := class_name(folder.name)) in names_in(texts) - {f"{kind.title()}Template", f"{kind.title()}Task"}:
         raise AgentGymError(
-            f"folder: {path} cannot be written ({error.strerror}); change to a writable folder"
-        ) from error
-    say(f"wrote {path}")
+            f"folder: the class of {folder.name} would be called {cls}, which is another name in the template; choose "
+            f"another name, such as my_{folder.name}"
+        )
+    if (file := folder.with_name(f"{folder.name}.py")).exists():
+        raise AgentGymError(
+            f"folder: {folder} would hide the file {file}: Python would import the folder instead; choose another name"
+        )
 
 
 def refuse_name(name: str) -> None:
-    """Raise AgentGymError if the name isn't valid for a Python package, or another package has it."""
-    if not (name.isidentifier() and name.isascii() and name == name.lower()) or keyword.iskeyword(name):
+    """Raise AgentGymError if the name isn't valid for a Python package and its class, or another package has it."""
+    if re.fullmatch(r"[a-z][a-z0-9_]*", name) is None or any(map(keyword.iskeyword, (name, class_name(name)))):
         raise AgentGymError(
-            f"folder: {name!r} is not a valid Python package name; use lowercase letters, digits and _, as in my_env"
+            f"folder: {name!r} is not a valid name for a Python package and a class; use lowercase letters, digits "
+            "and _, start with a letter, and avoid Python's keywords, as in my_env"
         )
     # The folder would shadow that package wherever Python is started next to it.
     if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
         raise AgentGymError(f"folder: a Python package {name} already exists; choose another name, such as my_{name}")
+
+
+def names_in(texts: Mapping[str, str]) -> set[str]:
+    """Return the names that the code in a template's files uses."""
+    trees = [ast.parse(text) for file, text in texts.items() if file.endswith(".py")]
+    return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def templates() -> Path:
@@ -99,9 +127,8 @@ def target(file: str, kind: str, name: str) -> str:
 def renamed(text: str, kind: str, name: str) -> str:
     """Return a template's text with `tool_template` and `ToolTemplate` replaced by the new environment's names."""
     title, cls = kind.title(), class_name(name)
-    for old, now in {f"{kind}_template": name, f"{title}Template": cls, f"{title}Task": f"{cls}Task"}.items():
-        text = text.replace(old, now)
-    return text
+    names = {f"{kind}_template": name, f"{title}Template": cls, f"{title}Task": f"{cls}Task"}
+    return re.sub("|".join(names), lambda found: names[found[0]], text)  # in one pass, for a name such as game_task
 
 
 def class_name(name: str) -> str:
