@@ -62,7 +62,8 @@ NAMED = re.compile(r"([\w.-]+(?:, [\w.-]+)*): ")
 _TITLE_OR_END = re.compile(r"[╭╰]| \S")
 _RULE = re.compile(r"[─-]+")
 _TYPE = re.compile(r" into \w+ type typing\..*")
-_NEEDED = re.compile(r"Missing from .*?: (\S+) (.*?)(?: \(required\))?$")
+_NEEDED = re.compile(r"Missing from .*?: ((?:--\S+ )?\S+) (.*?)(?: \(required\)|$)")
+"""What tyro says about missing arguments: the first one's name, or its flag and the form of its value, and its help."""
 
 
 class Given(NamedTuple):
@@ -82,7 +83,7 @@ def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
     Each NAME of `--models.NAME` is a model role, even if the recipe has none of this name.
 
     Raises:
-        RefusedWords: If a flag doesn't exist; the message names it.
+        RefusedWords: If a flag doesn't exist or comes after `--`; the message names it.
     """
     import tyro
 
@@ -96,6 +97,7 @@ def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
         )
     others = [word for word in rest if word not in HELP]
     _refuse_urls(others)
+    _refuse_late(words, others)
     below = open_flags(others, (ENV,), known=_known(recipe, tree))
     env = {flag.removeprefix(ENV): text for flag, text in below.items()}
     return Given(_typed_alone(found, tree), env, help=len(others) < len(rest))
@@ -210,6 +212,21 @@ def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterabl
             raise RefusedWords(f"{flag}: expected a value")
         found[flag] = value
     return found
+
+
+def _refuse_late(words: Sequence[str], rest: Iterable[str]) -> None:
+    """Raise RefusedWords if tyro left over an option because it comes after `--`.
+
+    Args:
+        words: The words of the command line.
+        rest: The words that tyro left over.
+    """
+    late = words[words.index("--") :] if "--" in words else []
+    for word in rest:
+        if word.startswith("-") and word in late:
+            raise RefusedWords(
+                f"{word.partition('=')[0]}: expected before `--`, which ends the options; remove the `--`"
+            )
 
 
 def _refuse_urls(words: Iterable[str]) -> None:
@@ -564,7 +581,7 @@ def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[
         how: Further arguments of `tyro.cli`.
 
     Raises:
-        RefusedWords: If tyro refuses a word.
+        RefusedWords: If tyro refuses a word, or an option comes after `--`.
     """
     import tyro
 
@@ -576,6 +593,7 @@ def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[
         if not stopped.code:
             raise
         raise RefusedWords(refusal(said.getvalue())) from None
+    _refuse_late(words, rest)
     return made, rest
 
 
@@ -603,5 +621,5 @@ def _plain(text: str) -> str:
     The period is removed, and so is the name of a type from `typing` at the end. The first letter becomes lowercase,
     unless the second one is a capital, too.
     """
-    first = text[:1] if text[:2].isupper() else text[:1].lower()
+    first = text[:1] if text[1:2].isupper() else text[:1].lower()
     return _TYPE.sub("", first + text[1:]).removesuffix(".")

@@ -140,12 +140,14 @@ def _read(args: Sequence[str]) -> Callable[[], int]:
 
 
 def _flags(path: str) -> list[str]:
-    """Return the flags of a command."""
+    """Return the flags of a command, except those whose names depend on the env."""
     found: Any = COMMANDS
     for word in path.split()[1:]:
         found = found[word]
-    names = [] if isinstance(found, Mapping) else inspect.signature(found).parameters
-    return [f"--{name.replace('_', '-')}" for name in names]
+    kinds = {} if isinstance(found, Mapping) else get_type_hints(found, include_extras=True)
+    marks = {name: getattr(kind, "__metadata__", ()) for name, kind in kinds.items() if name != "return"}
+    flags = [name for name, of in marks.items() if tyro.conf.Positional not in of and tyro.conf.Fixed not in of]
+    return [f"--{name.replace('_', '-')}" for name in flags]
 
 
 def _path(args: Sequence[str], commands: Mapping[str, Any], path: str = "agentgym") -> str:

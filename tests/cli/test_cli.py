@@ -103,6 +103,33 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest_one(
             "show: RUN is missing: the folder of the run, which contains rollouts.sqlite; see `agentgym show --help`",
         ),
         (
+            ("compare",),
+            "compare: ONE is missing: the folder of an evaluation or a training run, which contains rollouts.sqlite; "
+            "see `agentgym compare --help`",
+        ),
+        (
+            ("play",),
+            "play: ENV is missing: a registered name, the folder of an env.py, module:Class, or path/env.py:Class; "
+            "see `agentgym play --help`",
+        ),
+        (
+            ("export", "run"),
+            "export: --to {atif,sft,openai} is missing: the format; see `agentgym export --help`",
+        ),
+        (
+            ("import",),
+            "import: --output-dir PATH is missing: the folder to create; see `agentgym import --help`",
+        ),
+        (
+            ("show", "run", "--", "--limit=3"),
+            "show: --limit: expected before `--`, which ends the options; remove the `--`; see `agentgym show --help`",
+        ),
+        (("play", "hello", "--env", "x"), "play: there is no option --env; see `agentgym play --help`"),
+        (
+            ("eval", "hello", "--models", "x"),
+            "eval: there is no option --models; did you mean --model?; see `agentgym eval --help`",
+        ),
+        (
             ("show", "run", "--worst", "a"),
             "show: error parsing --worst: no type matching INT could be instantiated from ['a']; "
             "see `agentgym show --help`",
@@ -118,6 +145,11 @@ def test_unexpected_words_are_refused_in_one_line_that_says_what_to_do(
 ) -> None:
     assert cli.main(words) == 2
     assert capsys.readouterr().err == f"agentgym: {said}\n"
+
+
+def test_words_after_two_dashes_are_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "--limit", "3", "--", "-run"]) == 1
+    assert capsys.readouterr().err.startswith("agentgym: run: there is no folder -run; ")
 
 
 def commands(known: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

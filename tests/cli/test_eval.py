@@ -174,6 +174,7 @@ def test_every_command_that_runs_rollouts_names_a_wrong_parameter(
         (["my_short:Short", "--model", "tiny", "--tasks", "x"], "--tasks: Short has no test task with the id x"),
         (["my_short:Short", "--model", "tiny", "--k", "0"], "n, k: must be at least 1"),
         (["my_short:Short", "--model", "tiny", "--n", "1", "--tasks", "x"], "--n, --tasks: give only one of them"),
+        (["my_short:Short", "--model", "tiny", "--rows", "-1"], "--rows: must not be negative, got -1"),
         (["my_short:Short", "--url", "localhost:1"], "url: must begin with http:// or https://"),
         (["nothing", "--model", "tiny"], "there is no environment 'nothing'"),
     ],
@@ -191,6 +192,11 @@ def test_a_folder_without_an_evaluation_cannot_be_compared(capsys: pytest.Captur
     code, _, err = run(capsys, "compare", str(tmp_path), str(tmp_path))
     assert code == 1
     assert "contains no rollouts.sqlite" in err
+
+
+def test_a_table_of_fewer_than_no_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "compare", "one", "two", "--rows", "-1")
+    assert (code, err) == (1, "agentgym: --rows: must not be negative, got -1\n")
 
 
 def test_comparing_a_run_with_itself_by_one_folder_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:

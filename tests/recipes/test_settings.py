@@ -149,6 +149,8 @@ def test_the_recipes_engine_settings_stay_if_the_command_line_names_the_same_kin
         ),
         (["--env", "chase", "x"], "--env: 'chase' must be a valid number, unable to parse string as a number, got 'x'"),
         (["--env", "chase", "-1"], "--env: 'chase' must be above 0, got -1.0"),
+        (["--", "--max-steps", "0"], "--max-steps: expected before `--`, which ends the options; remove the `--`"),
+        (["--", "--env.skill=1"], "--env.skill: expected before `--`"),
         (["--train", "ppo"], "there is no option --train; did you mean"),
         (["--models", "judge", "tiny"], "there is no option --models; did you mean"),
         (["--models.judge", "tiny"], "there is no option --models.judge; did you mean --models.judge.model?"),

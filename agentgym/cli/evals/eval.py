@@ -108,6 +108,7 @@ def evaluate_env(
         raise AgentGymError("--n, --tasks: give only one of them; --tasks runs every task that it lists")
     if resume and output_dir is None:
         raise AgentGymError("--resume: give the folder to resume with --output-dir")
+    _refuse_negative(rows)
     cls, signals = find(env, parameters), list[signal.Signals]()
     try:
         folder = new_folder(Path("runs") / f"eval-{own_name(cls)}") if output_dir is None else whole_path(output_dir)
@@ -236,6 +237,7 @@ def compare_runs(
             f"other: there is no folder {other}; to compare two evaluations of one run, give its folder twice: "
             f"{command('compare', one, one, '--phase', *phase, other)}"
         )
+    _refuse_negative(rows)
     try:
         found = compare(one, other, phase=phase, common=common)
     except ValueError as error:
@@ -244,3 +246,8 @@ def compare_runs(
         say(line)
     flush()
     return 0
+
+
+def _refuse_negative(rows: int) -> None:
+    if rows < 0:
+        raise AgentGymError(f"--rows: must not be negative, got {rows}")
