@@ -33,10 +33,10 @@ class VocabularyWriter:
 
     def read(self, connection: sqlite3.Connection) -> None:
         """Replace the ids that count as seen by those in this store, for example after another store was opened."""
-        rows = connection.execute("SELECT model, ids FROM vocabulary").fetchall()
         self._seen.clear()
-        for model, ids in rows:
-            self._mark(model, np.frombuffer(ids, "<u4").astype(np.int64))
+        for model, packed_ids in connection.execute("SELECT model, ids FROM vocabulary").fetchall():
+            ids = np.frombuffer(packed_ids, "<u4").astype(np.int64)
+            self._mark(model, ids[ids < LARGEST_ID])
 
     def add(self, connection: sqlite3.Connection, rollouts: Iterable[Rollout]) -> None:
         """Write the bytes of the rollouts' token ids that were not seen before, and count these ids as seen.

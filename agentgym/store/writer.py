@@ -210,8 +210,8 @@ class RolloutWriter:
             return connection
         try:
             connection = open_store(self.path)
-            self.vocabulary.read(connection)
-        except (sqlite3.Error, OSError, ValueError) as error:
+            self._read_vocabulary(connection)
+        except Exception as error:
             close(connection)
             self._wait_for(error)
             return None
@@ -220,6 +220,20 @@ class RolloutWriter:
             self._cut_done_again(connection)
             self._cut_tried = True
         return connection
+
+    def _read_vocabulary(self, connection: sqlite3.Connection) -> None:
+        """Read which ids' bytes are stored, or warn that they are damaged, which must not keep rollouts from disk."""
+        try:
+            self.vocabulary.read(connection)
+        except Exception as error:
+            if waits(error):
+                raise
+            log.warning(
+                "%s: the vocabulary in it cannot be read, so `agentgym view` may show no token texts; rollouts are "
+                "stored, and the run continues: %s",
+                self.path,
+                said_of(error),
+            )
 
     def _wait_for(self, error: Exception) -> None:
         """Report that the store can't be written for now, unless that was already reported."""

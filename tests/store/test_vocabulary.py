@@ -1,5 +1,6 @@
 """A store's vocabulary: the bytes of each token id that occurs, stored once, and displayed without the model."""
 
+import errno
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from hypothesis import given, strategies as st
 from agentgym.store import schema, statements
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE, StoreError
-from agentgym.store.vocabulary import shown_token
+from agentgym.store.vocabulary import VocabularyWriter, shown_token
 from agentgym.store.writer import RolloutWriter
 from agentgym.types.rollout import Rollout, Segment
 from tests.store.test_store import group, rollout
@@ -123,13 +124,33 @@ def test_a_store_of_an_earlier_version_is_refused_with_the_version(tmp_path: Pat
         RolloutStore(tmp_path).__enter__()
 
 
-def test_a_store_whose_vocabulary_is_damaged_is_closed_each_time_it_was_opened(
+@pytest.mark.parametrize("row", ["'', x'000000'", "'', 5", "'', 'text'", "CAST(x'ff' AS TEXT), x''"])
+def test_a_damaged_vocabulary_is_logged_once_and_loses_no_rollout(
+    tmp_path: Path, row: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(schema.open_store(tmp_path / FILE)) as other:
+        other.execute(f"INSERT INTO vocabulary VALUES ({row}, x'', x'')")
+    with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
+        writer.add([group(spoken("a/0", [1]))], step=0)
+        writer.flush()
+        writer.add([group(spoken("b/0", [2]))], step=0)
+    assert writer.lost == 0
+    assert [f"{FILE}: the vocabulary in it cannot be read" in message for message in caplog.messages] == [True]
+    with RolloutStore(tmp_path) as store:
+        assert len(store) == 2
+
+
+def test_stored_ids_outside_any_vocabulary_take_no_memory(tmp_path: Path) -> None:
+    with closing(schema.open_store(tmp_path / FILE)) as store:
+        store.execute("INSERT INTO vocabulary VALUES ('', x'07000000ffffffff', x'', x'')")
+        vocabulary = VocabularyWriter(Names())
+        vocabulary.read(store)
+    assert [len(seen) for seen in vocabulary._seen.values()] == [8]
+
+
+def test_a_store_that_cannot_be_written_is_closed_each_time_it_was_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
-        writer.add([group(rollout("a/0"))], step=0)
-    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
-        other.execute("UPDATE vocabulary SET ids = x'000000'")
     opened: list[sqlite3.Connection] = []
     closed: list[sqlite3.Connection | None] = []
 
@@ -141,8 +162,12 @@ def test_a_store_whose_vocabulary_is_damaged_is_closed_each_time_it_was_opened(
         closed.append(connection)
         statements.close(connection)
 
+    def fails(*_: object) -> None:
+        raise RuntimeError("full") from OSError(errno.ENOSPC, "No space left on device")
+
     monkeypatch.setattr("agentgym.store.writer.open_store", recorded_open)
     monkeypatch.setattr("agentgym.store.writer.close", recorded_close)
+    monkeypatch.setattr(VocabularyWriter, "read", fails)
     with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
         writer.add([group(rollout("b/0"))], step=1)
     assert writer.lost == 1
