@@ -116,6 +116,15 @@ def _version(package: str) -> str | None:
         return None
 
 
+def other_version(folder: Path) -> str | None:
+    """Return the agentgym version in the settings of `folder`, or None if it is this one or can't be read."""
+    try:
+        found = _kept(folder)["versions"]["agentgym"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) and found != _version(DISTRIBUTION) else None
+
+
 def begun_envs(folder: Path) -> dict[str, EnvVersion]:
     """Return the env versions of the last start or resumption of the run in `folder`, or {} if they can't be read."""
     try:

@@ -1,5 +1,6 @@
 """The rollout store: added rollouts are on disk, complete, and come back unchanged."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -21,6 +22,7 @@ from agentgym.files.foreign.content import Unpacker
 from agentgym.store import schema, writer as writing
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import packed, segment_of, segment_row
+from agentgym.store.run_settings import versions
 from agentgym.store.schema import FILE, StoreError
 from agentgym.store.writer import RolloutWriter, Trained
 from agentgym.types.completion import Version
@@ -354,12 +356,27 @@ def test_a_folder_without_a_store_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kept", "named"),
+    [
+        (None, ""),
+        ("no JSON", ""),
+        ('{"versions": {"agentgym": null}}', ""),
+        (json.dumps({"versions": versions()}), ""),  # written by a resume that this version refused
+        ('{"versions": {"agentgym": "0.0.1"}}', ", 0.0.1 according to the folder's settings.json"),
+    ],
+)
+def test_a_store_of_another_version_is_refused_with_the_version_of_agentgym_if_known(
+    tmp_path: Path, kept: str | None, named: str
+) -> None:
     written(tmp_path, group(rollout()))
     with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(ValueError, match="the store has version 99"), RolloutStore(tmp_path):
+    if kept is not None:
+        (tmp_path / "settings.json").write_text(kept)
+    with pytest.raises(StoreError, match="the store has version 99") as refused, RolloutStore(tmp_path):
         pass
+    assert str(refused.value).endswith(f"; open it with the agentgym version that wrote it{named}")
 
 
 @pytest.mark.parametrize(
