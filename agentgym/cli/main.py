@@ -35,6 +35,7 @@ from agentgym.cli.view import view
 from agentgym.config_fields import nearest
 from agentgym.errors import AgentGymError
 from agentgym.errors.extras import DISTRIBUTION, needs_extra
+from agentgym.files.disk import disk_trouble
 from agentgym.types.transcript import printable
 
 HEADER = """From an idea to a trained model: manage environments, runs, and what is installed on this machine.
@@ -83,7 +84,7 @@ COMMANDS: Mapping[str, Any] = {
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    An agentgym error, or a missing package, is reported as one line on stderr.
+    An agentgym error, a missing package, or a full or broken disk is reported as one line on stderr.
     """
     args = sys.argv[1:] if args is None else list(args)
     if args[:1] in (["--version"], ["-V"]):
@@ -103,9 +104,14 @@ def main(args: Sequence[str] | None = None) -> int:
     except AgentGymError as error:
         sys.stderr.write(f"agentgym: {_sentence(error)}\n")
         return 1
+    except OSError as error:
+        if disk_trouble(error) is None:
+            raise
+        sys.stderr.write(f"agentgym: {args[0]}: {_sentence(error)}; free space on its disk, or use another one\n")
+        return 1
 
 
-def _sentence(error: AgentGymError) -> str:
+def _sentence(error: Exception) -> str:
     """Return an error's message, cut if a name or a value from a file makes it too long."""
     said = printable(str(error))
     return said if len(said) <= LONGEST else f"{said[: LONGEST - 1000]} ... {said[-1000:]}"

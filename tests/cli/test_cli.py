@@ -1,6 +1,7 @@
 """The command line: the output of each command and the meaning of its exit code."""
 
 import contextlib
+import errno
 import os
 import secrets
 import subprocess
@@ -377,6 +378,22 @@ def test_an_agentgym_error_is_one_line_on_stderr(
     monkeypatch.setattr(image, "build", build)
     assert cli.main(["sandbox", "build"]) == 1
     assert capsys.readouterr().err == "agentgym: the Docker engine: it is gone\n"
+
+
+def test_a_full_disk_is_one_line_on_stderr_and_other_system_errors_are_raised(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object, **__: object) -> str:
+        raise OSError(code, os.strerror(code), "image.tar")
+
+    monkeypatch.setattr(image, "build", build)
+    code = errno.ENOSPC
+    assert cli.main(["sandbox", "build"]) == 1
+    said = "agentgym: sandbox: [Errno 28] No space left on device: 'image.tar'; free space on its disk, or use another "
+    assert capsys.readouterr().err == f"{said}one\n"
+    code = errno.ECHILD
+    with pytest.raises(ChildProcessError):
+        cli.main(["sandbox", "build"])
 
 
 def test_merge_writes_a_model_without_peft_and_finds_the_base_model(
