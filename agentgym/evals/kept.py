@@ -205,36 +205,51 @@ def kept_in(
                 f"output_dir: {folder} is the folder of a training run, not of an evaluation; use another folder (a "
                 f"recipe resumes its run with --resume {folder})"
             )
-        if (folder / FILE).is_file() and not resume:
-            raise ValueError(f"output_dir: {folder} already holds an evaluation; resume it, or use another folder")
-        if resume and (folder / SETTINGS).is_file():
-            _check_settings(folder, settings)
-            refuse_other_format(folder)
-            warn_of_other_envs(begun_envs(folder), envs)
-        elif (folder / FILE).is_file():
-            raise ValueError(
-                f"output_dir: {folder} contains rollouts, but its {SETTINGS} is missing, so it's unknown how they were "
-                "made; use another folder"
-            )
-        else:
-            if files := files_in(folder):
-                raise ValueError(
-                    f"output_dir: {folder} contains {files[0]!r} but no evaluation; use a new or an empty folder"
-                )
+        begun = _begun(folder)
+        if begun is None:
+            _refuse_files(folder)
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
             content = {**settings, "format": FORMAT, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
             write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
+        elif resume:
+            _check_settings(folder, begun, settings)
+            refuse_other_format(folder)
+            warn_of_other_envs(begun_envs(folder), envs)
+        else:
+            raise ValueError(f"output_dir: {folder} already holds an evaluation; resume it, or use another folder")
         hold_models(folder, fingerprints)
         with RolloutWriter(folder, done=1) as store:  # keeps the rollouts of step 0
             played = _played(folder, {task.id: task for task in tasks}, k, retry_failed)
             yield KeptRollouts(held, store, played)
 
 
-def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+def _begun(folder: Path) -> dict[str, Any] | None:
+    """Return the settings of the evaluation in the folder, which may have no rollouts yet, or None if there is none.
+
+    Raises:
+        ValueError: If the settings can't be read.
+    """
     try:
         begun = read_object(folder / SETTINGS, within=folder)
+    except FileNotFoundError:
+        return None
     except ValueError as error:
         raise ValueError(f"output_dir: {folder / SETTINGS} cannot be read ({error}); use another folder") from error
+    return begun if "env" in begun else None
+
+
+def _refuse_files(folder: Path) -> None:
+    """Raise ValueError if a folder without an evaluation's settings contains files."""
+    if (folder / FILE).is_file():
+        raise ValueError(
+            f"output_dir: {folder} contains rollouts, but no {SETTINGS} of an evaluation, so it's unknown how they "
+            "were made; use another folder"
+        )
+    if files := files_in(folder):
+        raise ValueError(f"output_dir: {folder} contains {files[0]!r} but no evaluation; use a new or an empty folder")
+
+
+def _check_settings(folder: Path, begun: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     for name in MUST_AGREE:
         if name == "split" and (begun.get(name) is None) != (settings[name] is None):
             named = "tasks given by the caller" if begun.get(name) is None else f"tasks of the split {begun[name]!r}"

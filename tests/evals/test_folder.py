@@ -20,6 +20,7 @@ from agentgym.evals.rescore import rescore
 from agentgym.files.folder_lock import LockedFolder
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.reader import RolloutStore
+from agentgym.store.writer import RolloutWriter
 from tests.files.limits import files_up_to, removed
 from tests.store.test_store import group, rollout
 
@@ -194,11 +195,35 @@ def test_evaluations_and_rescores_of_the_same_second_have_different_folders(
     assert len(list((tmp_path / "eval").glob("rescored-*"))) == 3  # the refused one leaves nothing
 
 
-async def test_rollouts_without_their_settings_are_not_resumed(tmp_path: Path) -> None:
-    await played(tmp_path)
-    (tmp_path / "settings.json").unlink()
-    with pytest.raises(ValueError, match=r"^output_dir: .* contains rollouts, but its settings\.json is missing"):
-        await played(tmp_path, resume=True)
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (None, r"contains rollouts, but no settings\.json of an evaluation"),
+        ('{"versions": {}, "model": null}', r"contains rollouts, but no settings\.json of an evaluation"),
+        ('{"settings": ', r"settings\.json cannot be read \("),
+    ],
+)
+async def test_rollouts_without_an_evaluations_settings_are_refused_with_and_without_resume(
+    tmp_path: Path, settings: str | None, said: str, resume: bool
+) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout("a/0"))], step=0)
+    if settings is not None:
+        (tmp_path / "settings.json").write_text(settings)
+    with pytest.raises(ValueError, match=rf"^output_dir: .*{said}.*; use another folder$"):
+        await played(tmp_path, resume=resume)
+
+
+async def test_an_evaluation_that_ended_before_its_store_was_created_can_be_resumed(tmp_path: Path) -> None:
+    await played(tmp_path / "eval")
+    for path in (tmp_path / "eval").iterdir():
+        if path.name != "settings.json":
+            path.unlink()
+    with pytest.raises(ValueError, match=r"^output_dir: .* already holds an evaluation; resume it, or use another"):
+        await played(tmp_path / "eval")
+    assert (await played(tmp_path / "eval", resume=True)).resumed == 0
+    assert stored(tmp_path / "eval") == ALL
 
 
 async def test_numpy_integers_are_stored_as_integers(tmp_path: Path) -> None:
