@@ -196,12 +196,11 @@ def write_report(folders: Sequence[Path], output_dir: Path | None, *, transcript
             f"--output-dir: {folder} is a symbolic link to {folder.readlink()}; remove it, or name a folder"
         )
     _make(folder)
-    charts = draw_charts(lines, folder)
-    text = page(lines, charts, folder, transcripts=transcripts, version=version)
     fresh = folder / FRESH
     fresh.unlink(missing_ok=True)  # left by a killed report, or a link that someone else created
     with fresh.open("x", encoding="utf-8") as file:
-        file.write(text)
+        charts = draw_charts(lines, folder)
+        file.write(page(lines, charts, folder, transcripts=transcripts, version=version))
     fresh.replace(folder / PAGE)
     pictures = tuple(folder / chart.file for chart in charts)
     return Written(page=folder / PAGE, pictures=pictures, runs=len(runs), lines=len(lines))
@@ -216,7 +215,7 @@ def _make(folder: Path) -> None:
         raise AgentGymError(
             f"--output-dir: {folder} cannot be created ({error.strerror}); name another folder"
         ) from error
-    if there and PAGE not in there:
+    if there and not {PAGE, FRESH}.intersection(there):
         raise AgentGymError(
             f"--output-dir: {folder} has {there[0]!r} but no {PAGE}; name a new folder, or the folder of a report"
         )

@@ -1,7 +1,9 @@
 """`agentgym report`: one inert HTML file with its plots, for runs, evaluations, and a run that is still active."""
 
 import base64
+import errno
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -168,6 +170,22 @@ def test_a_report_can_be_written_again_into_its_folder(tmp_path: Path, capsys: p
     (folder / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
     reported(capsys, folder)
     assert not (folder / "report/eval-reward.png").exists()
+
+
+def test_a_report_that_failed_on_a_full_disk_can_be_written_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    with monkeypatch.context() as patch:
+        patch.setattr("agentgym.view.report.page.page", full)
+        assert cli.main(["report", str(run)]) == 1
+    assert "report: [Errno 28] No space left on device; free space" in capsys.readouterr().err
+    assert list((run / "report").glob("*.png"))
+    reported(capsys, run)
+    assert not list((run / "report").glob(".*"))
 
 
 @pytest.mark.parametrize(
