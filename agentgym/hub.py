@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -70,9 +71,22 @@ def refuse_missing(model: Path | str, field: str = "model") -> None:
             f"{field}: there is no folder {model}; give one that exists, or a name on the Hugging Face hub"
         )
     if _exists(Path(model, ROLLOUTS)) and not _exists(Path(model, "config.json")):
-        trained = next((path for name in ("model", "adapter") if (path := Path(model, name)).is_dir()), None)
-        meant = f"did you mean {trained}?" if trained else f"give the model that it evaluated, or {WANTED}"
-        raise ValueError(f"{field}: {model} is the folder of a run or an evaluation, not of a model; {meant}")
+        raise ValueError(
+            f"{field}: {model} is the folder of a run or an evaluation, not of a model; {_instead(Path(model))}"
+        )
+
+
+def _instead(folder: Path) -> str:
+    """Return the part of a message that says what to give instead of the folder of a run or an evaluation."""
+    if (folder / "model").is_dir():
+        return f"did you mean {folder / 'model'}?"
+    if (folder / "adapter").is_dir():
+        merge = shlex.join(["agentgym", "merge", str(folder / "adapter"), "MODEL"])
+        return f"merge its trained adapter with `{merge}`, and give MODEL"
+    return (
+        f"if it is a run, finish it with --resume {folder}, which writes what it trained; if it is an evaluation, give "
+        f"the model that it evaluated; or {WANTED}"
+    )
 
 
 def refuse_unreachable(model: Path | str, field: str = "model") -> None:

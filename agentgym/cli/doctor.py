@@ -90,9 +90,12 @@ def model_findings(model: str) -> Iterator[Finding]:
     from agentgym.chat.template_report import check_template
     from agentgym.chat.tokenizer import HuggingFaceTokenizer
 
-    with boundary(EngineError, f"model {model!r}"):
+    try:
         model = str(find_model(model))
         refuse_missing(model)
+    except ValueError as error:
+        raise EngineError(str(error)) from error
+    with boundary(EngineError, f"model {model!r}"):
         for file in Path(model).iterdir() if Path(model).is_dir() else ():
             if not file.is_dir():
                 regular_file(file, within=None)  # the hub's cache links to its files

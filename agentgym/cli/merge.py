@@ -30,9 +30,11 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise EngineError(f"out: {str(out)!r} already exists; choose a new folder, or remove that one first")
     if base is not None:
-        with boundary(EngineError, f"base {base!r}"):
+        try:
             base = str(find_model(base))
             refuse_unreachable(base, "base")
+        except ValueError as error:
+            raise EngineError(str(error)) from error
     if (trained / "state.pt").is_file():
         from agentgym.train.snapshot import write_checkpoint_model
 

@@ -432,3 +432,8 @@ def test_merge_names_what_is_missing(
         (tmp_path / "adapter_config.json").write_text(config)
     assert cli.main(["merge", str(tmp_path), str(tmp_path / "merged")]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_missing_base_of_a_merge_is_refused_by_its_option(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["merge", str(tmp_path), str(tmp_path / "merged"), "--base", "./nowhere"]) == 1
+    assert capsys.readouterr().err.startswith("agentgym: base: there is no folder ./nowhere; give one that exists")

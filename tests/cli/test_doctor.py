@@ -159,7 +159,7 @@ def test_doctor_knows_the_name_of_the_shipped_model(capsys: pytest.CaptureFixtur
 
 def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--model", "./nowhere"]) == 1
-    assert "model: there is no folder ./nowhere; give one that exists" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("agentgym: model: there is no folder ./nowhere; give one that exists")
 
 
 def test_doctor_prints_where_the_library_is_installed() -> None:
