@@ -115,7 +115,7 @@ def compare(
     phases = (phase, phase) if isinstance(phase, str) else tuple(phase)
     if len(phases) not in (1, 2):
         raise ValueError(f"phase: expected one phase, or one for each evaluation, got {phase!r}")
-    first, second = _Side.of(one, phases[0]), _Side.of(other, phases[-1])
+    first, second = _Side.of("one", one, phases[0]), _Side.of("other", other, phases[-1])
     if not common:
         _refuse_other_tasks(first, second)
     both = [name for name in first.attempts if name in second.attempts]
@@ -180,12 +180,13 @@ class _Side:
     what: str = ""
 
     @classmethod
-    def of(cls, given: Evaluation | str | Path, phase: str) -> "_Side":
+    def of(cls, field: str, given: Evaluation | str | Path, phase: str) -> "_Side":
+        """Return the side that an argument of `compare` gives; `field` is the argument's name, for messages."""
         if isinstance(given, Evaluation):
             tasks = {group.group_id: _fields(group.task) for group in given.groups if group.task is not None}
             numbered = {name: dict(enumerate(of)) for name, of in given.rewards.items()}
             return cls.holding(numbered, tasks=tasks, seed=given.seed)
-        return _read(Path(given), phase)
+        return _read(field, Path(given), phase)
 
     @classmethod
     def holding(cls, found: Mapping[str, Mapping[int, float | None]], **known: Any) -> "_Side":
@@ -214,17 +215,19 @@ def _fields(task: Task) -> Mapping[str, Any] | None:
         return None
 
 
-def _read(folder: Path, phase: str) -> _Side:
+def _read(field: str, folder: Path, phase: str) -> _Side:
     try:
         with RolloutStore(folder, one_read=True) as store:
-            of_phase, step, what = _chosen(folder, store.query(_EVALUATIONS), phase, trained="train" in store.phases())
+            if not (held := store.query(_EVALUATIONS)):
+                raise AgentGymError(f"{field}: {folder} contains no evaluation; pass the folder of one")
+            of_phase, step, what = _chosen(folder, held, phase, trained="train" in store.phases())
             found: dict[str, dict[int, float | None]] = {}
             for row in store.summaries(phase=of_phase, step=step, order="written"):
                 of = found.setdefault(row.group_id, {})
                 of[_number(row.rollout_id, len(of))] = row.reward  # of two with the same number, the later one counts
             tasks = {name: task for name in found if (task := store.task(name)) is not None}
     except (FileNotFoundError, ValueError) as error:
-        raise AgentGymError(f"run: {error}") from error
+        raise AgentGymError(f"{field}: {error}") from error
     return _Side.holding(found, tasks=tasks, seed=begun_eval_seed(folder), what=what)
 
 
@@ -239,15 +242,13 @@ def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, traine
 
     Args:
         folder: The folder, for messages.
-        held: The phase and step of each evaluation in the folder.
+        held: The phase and step of each evaluation in the folder, at least one.
         phase: The requested one of a run's evaluations, as for `compare`.
         trained: Whether the folder has training rollouts.
 
     Raises:
         AgentGymError: If the folder contains no such evaluation.
     """
-    if not held:
-        raise AgentGymError(f"run: {folder} contains no evaluation; pass the folder of one")
     if not trained and [of for of, _ in held] == [PHASE]:
         return PHASE, None, ""
     names = {name: (of, step) for of, step in held for name in _names(of, step)}

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.store.reader import RolloutStore
+from agentgym.store.run_settings import write_settings
 
 ROOT = Path(__file__).parents[2]
 ENV = '''
@@ -199,11 +201,37 @@ def test_a_table_of_fewer_than_no_rows_is_refused(capsys: pytest.CaptureFixture[
     assert (code, err) == (1, "agentgym: --rows: must not be negative, got -1\n")
 
 
-def test_comparing_a_run_with_itself_by_one_folder_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "compare", "run", "--phase", "before", "after")
+@pytest.mark.parametrize(
+    ("words", "phases"),
+    [
+        (["--phase", "before", "after"], "before after"),
+        (["after"], "before after"),
+        (["5"], "after 5"),
+        (["5", "--phase", "before", "after"], "before after"),
+    ],
+)
+def test_comparing_a_run_with_itself_by_one_folder_names_the_command(
+    capsys: pytest.CaptureFixture[str], folder: Path, words: list[str], phases: str
+) -> None:
+    write_settings(folder / "run", ag.RunConfig(env="my_short:Short", model="tiny"))
+    code, _, err = run(capsys, "compare", "run", *words)
     assert code == 1
-    assert err.startswith("agentgym: other: there is no folder after; to compare two evaluations of one run, ")
-    assert err.endswith(" compare run run --phase before after\n")
+    assert err.startswith("agentgym: other: there is no folder ")
+    assert "; to compare two evaluations of one run, give its folder twice: " in err
+    assert err.endswith(f" compare run run --phase {phases}\n")
+
+
+@pytest.mark.parametrize(
+    ("sides", "told"),
+    [(("before", "after"), "one: before contains no"), (("kept", "after"), "other: after contains no")],
+)
+def test_a_missing_folder_is_not_mistaken_for_a_phase_if_the_first_is_not_a_runs(
+    capsys: pytest.CaptureFixture[str], folder: Path, sides: tuple[str, str], told: str
+) -> None:
+    assert run(capsys, "eval", "my_short:Short", "--model", "tiny", "--n", "1", "--output-dir", "kept")[0] == 0
+    code, _, err = run(capsys, "compare", *sides)
+    assert code == 1
+    assert err.startswith(f"agentgym: {told} rollouts.sqlite")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_missing_evaluation_of_a_run_is_refused_with_the_existing_ones(tmp_pat
     run = write(tmp_path / "run", {("eval_before", 0): 0.0, ("train", 0): 0.0, ("eval", 2): 1.0})
     with pytest.raises(AgentGymError, match=r"^phase: .*has no evaluation 'after'; it has before, 0, 2; choose one"):
         ag.compare(run, run)
-    with pytest.raises(AgentGymError, match=r"^run: .* contains no evaluation; pass the folder of one"):
+    with pytest.raises(AgentGymError, match=r"^one: .* contains no evaluation; pass the folder of one"):
         ag.compare(write(tmp_path / "bare", {("train", 0): 0.0}), run)
     with pytest.raises(ValueError, match=r"^phase: expected one phase, or one for each evaluation"):
         ag.compare(run, run, phase=("0", "2", "2"))

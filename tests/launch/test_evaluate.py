@@ -393,8 +393,9 @@ async def test_different_tasks_are_not_compared(tmp_path: Path) -> None:
         ag.compare(tmp_path / "one", tmp_path / "other")
     with pytest.raises(ValueError, match=r"^other: no task has a scored rollout in both"):
         ag.compare(tmp_path / "one", await ag.evaluate(Even, engine))
-    with pytest.raises(AgentGymError, match=r"^run: .* contains no rollouts.sqlite"):
-        ag.compare(tmp_path, tmp_path / "one")
+    for field, sides in (("one", (tmp_path, tmp_path / "one")), ("other", (tmp_path / "one", tmp_path))):
+        with pytest.raises(AgentGymError, match=rf"^{field}: {tmp_path} contains no rollouts.sqlite"):
+            ag.compare(*sides)
 
 
 async def test_the_progress_bar_shows_finished_rollouts_and_their_mean_reward(

@@ -20,6 +20,7 @@ from agentgym.errors import AgentGymError
 from agentgym.files.held import place_now
 from agentgym.files.names import command, drop_unused, new_folder, shown, whole_path
 from agentgym.run.cluster_config import OFF
+from agentgym.store.run_settings import is_run
 
 if TYPE_CHECKING:
     from agentgym.evals.evaluation import Evaluation
@@ -229,15 +230,11 @@ def compare_runs(
         common: Compare the tasks that both have run, even if one has run others too.
         rows: The number of rows in the table of the tasks that differ most.
     """
-    from agentgym.evals.comparison import AFTER, BEFORE, compare
+    from agentgym.evals.comparison import compare
     from agentgym.evals.report import comparison_lines
 
-    if not other.exists() and (str(other) in (BEFORE, AFTER) or str(other).isdecimal()):
-        raise AgentGymError(
-            f"other: there is no folder {other}; to compare two evaluations of one run, give its folder twice: "
-            f"{command('compare', one, one, '--phase', *phase, other)}"
-        )
     _refuse_negative(rows)
+    _refuse_phase(one, other, phase)
     try:
         found = compare(one, other, phase=phase, common=common)
     except ValueError as error:
@@ -251,3 +248,18 @@ def compare_runs(
 def _refuse_negative(rows: int) -> None:
     if rows < 0:
         raise AgentGymError(f"--rows: must not be negative, got {rows}")
+
+
+def _refuse_phase(run: Path, other: Path, phase: tuple[str, ...]) -> None:
+    """Raise AgentGymError if `other` isn't a folder but names an evaluation of the training run in the first folder."""
+    from agentgym.evals.comparison import AFTER, BEFORE
+
+    named = str(other) in (BEFORE, AFTER) or str(other).isdecimal()
+    if other.exists() or not named or not is_run(run):
+        return
+    asked = phase if len(phase) > 1 else (*phase, str(other))
+    two = (BEFORE, AFTER) if len(set(asked)) == 1 else asked
+    raise AgentGymError(
+        f"other: there is no folder {other}; to compare two evaluations of one run, give its folder twice: "
+        f"{command('compare', run, run, '--phase', *two)}"
+    )
