@@ -236,8 +236,9 @@ def _refuse_urls(words: Iterable[str]) -> None:
             flag, name = word.partition("=")[0], match[1]
             raise RefusedWords(
                 f"{flag}: only `agentgym eval` and `rescore` have this flag; in training, a function opens the "
-                f"endpoint: put `def open_model(model): return ag.Endpoint(URL, model=str(model))` into a file such as "
-                f"my_models.py, and pass --models.{name}.model MODEL --models.{name}.engine my_models:open_model"
+                "endpoint: put `import agentgym as ag` and `def open_model(model): return ag.Endpoint(URL, "
+                "model=str(model))` into a file such as my_models.py, and pass "
+                f"--models.{name}.model MODEL --models.{name}.engine my_models:open_model"
             )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shlex
 import shutil
 import socketserver
@@ -511,6 +512,19 @@ def test_the_refusal_of_a_model_roles_url_says_how_a_run_uses_an_endpoint(flag: 
     with pytest.raises(RefusedWords, match=f"^{typed}: only `agentgym eval` and `rescore` have this flag") as refused:
         settings(RECIPE, ["--models.judge.model", "fake-1", typed, "http://localhost/v1"])
     assert str(refused.value).endswith("--models.judge.model MODEL --models.judge.engine my_models:open_model")
+
+
+def test_the_quoted_code_for_a_model_roles_url_is_a_whole_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openai", reason="agentgym-kit[endpoint] is not installed")
+    with pytest.raises(RefusedWords) as refused:
+        settings(RECIPE, ["--models.judge.url", "http://localhost/v1"])
+    quoted = re.findall("`([^`]+)`", str(refused.value).partition(" put ")[2])
+    (tmp_path / "quoted_models.py").write_text("\n".join(quoted).replace("URL", "'http://localhost/v1'"))
+    monkeypatch.syspath_prepend(tmp_path)
+    opened = ag.CustomEngineConfig(name="quoted_models:open_model").load()("fake-1")
+    assert isinstance(opened, ag.Endpoint)
 
 
 def test_a_refused_resume_suggests_merging_only_if_there_is_an_adapter(tmp_path: Path) -> None:
