@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agentgym.errors import AgentGymError
 from agentgym.errors.tracebacks import describe
 
 SHIPPED = {"tiny": "chase"}
@@ -163,14 +164,20 @@ def gpu_number(device: str, gpus: int) -> int:
 
 
 @contextmanager
-def of_field(field: str) -> Iterator[None]:
-    """In a ValueError about loading a model, replace the leading `model` with the field that named the model."""
+def of_field(*, model: str = "model", engine: str = "engine") -> Iterator[None]:
+    """Replace the leading `model` or `engine` in errors about opening a model with the field that named it.
+
+    Args:
+        model: The field that names the model.
+        engine: The field that names the model's engine.
+    """
     try:
         yield
-    except ValueError as error:
-        if not str(error).startswith("model: "):
-            raise
-        raise ValueError(f"{field}: {str(error).removeprefix('model: ')}") from error
+    except (AgentGymError, TypeError, ValueError) as error:
+        field, colon, said = str(error).partition(": ")
+        if colon and field in ("model", "engine"):
+            error.args = (f"{model if field == 'model' else engine}: {said}",)
+        raise
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A user-defined engine, configured by the name of its class."""
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ class CustomEngineConfig:
         """Import and return the class.
 
         Raises:
-            ValueError: If the module doesn't exist, or has no callable with that name.
+            ValueError: If the module doesn't exist, or has no callable with that name that takes one argument.
         """
         module, _, attribute = self.name.partition(":")
         try:
@@ -44,5 +45,23 @@ class CustomEngineConfig:
             raise ValueError(
                 f"engine: expected a class, but {self.name!r} is of type {type(found).__name__}; name a class"
             )
+        if (parameters := _refusing(found)) is not None:
+            raise ValueError(
+                f"engine: {self.name!r} is called with one argument, the model, but its parameters are {parameters}; "
+                "change them to (model)"
+            )
         made: Callable[[Any], Any] = found
         return made
+
+
+def _refusing(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return a function's parameters if it can't be called with one argument; None if it can, or they are unknown."""
+    try:
+        parameters = inspect.signature(function)
+    except (TypeError, ValueError):  # such as some classes written in C
+        return None
+    try:
+        parameters.bind("model")
+    except TypeError:
+        return parameters
+    return None

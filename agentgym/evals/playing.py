@@ -97,7 +97,7 @@ async def open_playing(
         engine = await stack.enter_async_context(open_engine(model))
         named: dict[str, Engine] = {}
         for name, asked in models.items():
-            with of_field(f"models[{name!r}]"):
+            with of_field(model=f"models[{name!r}]", engine=f"models[{name!r}]"):
                 named[name] = await stack.enter_async_context(open_engine(asked))
         if sandboxes is None:
             sandboxes = await stack.enter_async_context(open_sandboxes(env, at_once))

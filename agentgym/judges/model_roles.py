@@ -15,6 +15,7 @@ from agentgym.engines.messages import MessageCompletion, MessageEngine, open_cha
 from agentgym.environments.env import Env
 from agentgym.environments.forks import Model
 from agentgym.errors import EngineError, EnvError, ModelLimitError, boundary
+from agentgym.hub import of_field
 from agentgym.judges.structured import asking_for, read_answer
 from agentgym.machine.time_limits import TimeLimit, off_the_clock
 from agentgym.seeds import seed_for
@@ -43,10 +44,8 @@ def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
     for name, engine in models.items():
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"models: {name!r} is not a valid name; use a word without a slash, such as 'judge'")
-        try:
+        with of_field(engine=f"models[{name!r}]"):
             check_engine(engine)
-        except TypeError as error:
-            raise TypeError(f"models[{name!r}]: {error}") from None
     return dict(models)
 
 

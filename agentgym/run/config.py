@@ -21,7 +21,7 @@ from agentgym.engines.custom import CustomEngineConfig
 from agentgym.engines.sglang.engine import SGLangConfig
 from agentgym.engines.transformers.engine import TransformersConfig
 from agentgym.errors.extras import needs_extra
-from agentgym.hub import refuse_unreachable
+from agentgym.hub import of_field, refuse_unreachable
 from agentgym.run.cluster_config import OFF, ClusterConfig
 from agentgym.samples import CreditLevel
 from agentgym.sandboxes.choose import Kind
@@ -267,9 +267,11 @@ class RunConfig:
             if getattr(self, name) is not None:
                 with needs_extra():
                     refuse_unreachable(getattr(self, name), name)
-        for engine in (self.engine, self.teacher_engine, *(named.engine for named in self.models.values())):
+        roles = {f"models.{name}.engine": named.engine for name, named in self.models.items()}
+        for name, engine in {"engine": self.engine, "teacher_engine": self.teacher_engine, **roles}.items():
             if isinstance(engine, CustomEngineConfig):
-                engine.load()
+                with of_field(engine=name):
+                    engine.load()
         for name, named in self.models.items():
             if not isinstance(named.engine, CustomEngineConfig):  # only a custom engine knows what its model name means
                 with needs_extra():

@@ -109,7 +109,7 @@ async def run_loop(
         for each in members_of(env) if first else ():
             warn_of_engine_limits(each, collector.engine)
         record.name_tokens(collector.token_bytes())
-        with of_field("teacher"):
+        with of_field(model="teacher", engine="teacher_engine"):
             teacher = await stack.enter_async_context(open_teacher(run, trainer, log.note))
         clock = StepClock()
         beside = await stack.enter_async_context(parts.evaluator(env, log.note))

@@ -111,7 +111,7 @@ async def open_models(
     async with AsyncExitStack() as stack:
         opened: dict[str, Engine] = {}
         for name, named in run.models.items():
-            with of_field(f"models.{name}"):
+            with of_field(model=f"models.{name}.model", engine=f"models.{name}.engine"):
                 engine = without_adapters(named.engine)
                 opening = open_model(run, named.model, engine, peers, progress)
                 opened[name] = await stack.enter_async_context(opening)

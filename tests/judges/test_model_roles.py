@@ -206,14 +206,12 @@ async def test_a_fallback_model_must_be_a_named_engine() -> None:
     with pytest.raises(ValueError, match=r"Wrong\.fallback_models: must be engines by name"):
         type("Wrong", (Essay,), {"fallback_models": Scripted([])})
     wrong = type("Wrong", (Essay,), {"fallback_models": {"judge": "gpt"}})
-    assert "models['judge']: engine: must be an engine" in str(
-        (await ag.rollout(wrong, TASK, Scripted([say("x")]))).error
-    )
+    assert "models['judge']: must be an engine" in str((await ag.rollout(wrong, TASK, Scripted([say("x")]))).error)
 
 
 async def test_an_invalid_engine_is_refused_by_its_name() -> None:
     for models, said in (
-        ({"judge": "gpt"}, r"models\['judge'\]: engine: must be an engine, got 'gpt'"),
+        ({"judge": "gpt"}, r"^models\['judge'\]: must be an engine, got 'gpt'"),
         ([("judge", Scripted([]))], "models: must be engines by name"),
     ):
         with pytest.raises(TypeError, match=said):

@@ -540,7 +540,7 @@ def test_a_refused_resume_suggests_merging_only_if_there_is_an_adapter(tmp_path:
 
 def test_a_teacher_that_cannot_be_loaded_is_called_the_teacher(tmp_path: Path) -> None:
     named = rf"^teacher: {tmp_path} cannot be loaded"
-    with pytest.raises(ValueError, match=named), of_field("teacher"), loading(tmp_path):
+    with pytest.raises(ValueError, match=named), of_field(model="teacher"), loading(tmp_path):
         raise OSError("nobody is there")
 
 

@@ -33,6 +33,15 @@ def approving(model: str) -> Scripted:
     return Scripted(lambda text: say("yes"))
 
 
+def nothing(model: str) -> None:
+    """Return no engine."""
+
+
+async def later(model: str) -> Scripted:
+    """Return an engine, but only if it is awaited."""
+    return approving(model)
+
+
 def endpoint(model: str) -> ag.Endpoint:
     """Run a chat endpoint."""
     return ag.Endpoint(os.environ["JUDGE_URL"], model=str(model))
@@ -69,10 +78,25 @@ async def test_a_runs_judge_may_be_an_endpoint_but_not_its_policy_or_teacher(
         assert summary["eval_after"] == 1.0
         with pytest.raises(ValueError, match="engine: Endpoint returns neither token ids"):
             await ag.train_policy(replace(RECIPE, output_dir=tmp_path / "policy", models=judge, engine=other))
-        with pytest.raises(ValueError, match="Endpoint returns neither token ids"):
+        with pytest.raises(ValueError, match=r"^teacher_engine: Endpoint returns neither token ids"):
             await ag.train_policy(
                 replace(RECIPE, output_dir=tmp_path / "taught", models=judge, teacher="tiny", teacher_engine=other)
             )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("nothing", TypeError, "must be an engine, got None"),
+        ("later", ValueError, "must be a class or a plain function"),
+    ],
+)
+async def test_the_error_of_a_model_roles_engine_names_its_field(
+    name: str, kind: type[Exception], said: str, tmp_path: Path
+) -> None:
+    judge = ag.ModelRoleConfig(model="anything", engine=CustomEngineConfig(name=f"{__name__}:{name}"))
+    with pytest.raises(kind, match=rf"^models\.judge\.engine: {said}"):
+        await ag.train_policy(replace(RECIPE, output_dir=tmp_path, models={"judge": judge}))
 
 
 async def test_a_role_that_no_rollout_of_the_first_batch_uses_is_named_once(

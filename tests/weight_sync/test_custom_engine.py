@@ -39,6 +39,14 @@ def broken(model):
     return "an engine"
 
 
+async def later(model):
+    return Mine(model)
+
+
+def of_nothing():
+    return Mine("tiny")
+
+
 number = 3
 '''
 
@@ -90,14 +98,23 @@ async def test_a_run_uses_an_engine_that_it_is_given_and_leaves_it_open(mine: An
             "mine_engine:number",
             "engine: expected a class, but 'mine_engine:number' is of type int; name a class",
         ),
+        (
+            "mine_engine:of_nothing",
+            r"engine: 'mine_engine:of_nothing' is called with one argument, .* its parameters are \(\); change them",
+        ),
     ],
 )
 def test_a_name_without_an_engine_is_refused_in_one_line_before_a_model_is_loaded(
     mine: Any, name: str, said: str
 ) -> None:
-    judge = ag.ModelRoleConfig(model="tiny", engine=ag.CustomEngineConfig(name=name))
-    for run in (replace(SMALL, engine=ag.CustomEngineConfig(name=name)), replace(SMALL, models={"judge": judge})):
-        with pytest.raises(ValueError, match=said):
+    engine = ag.CustomEngineConfig(name=name)
+    judge = ag.ModelRoleConfig(model="tiny", engine=engine)
+    for field, run in {
+        "engine": replace(SMALL, engine=engine),
+        "models.judge.engine": replace(SMALL, models={"judge": judge}),
+        "teacher_engine": replace(SMALL, teacher="tiny", teacher_engine=engine),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{field.removesuffix('engine')}{said}"):
             run.check_files()
 
 
