@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from agentgym.config_fields import Above0, Count, Folder, NotNegative, Positive, Text, config
 from agentgym.environments.forks import AnswerT, Model
-from agentgym.errors import ModelLimitError
+from agentgym.errors import EngineError, ModelLimitError
 from agentgym.files.disk import disk_trouble
 from agentgym.files.names import whole_path
 from agentgym.judges.model_roles import kept
@@ -179,14 +179,22 @@ class Judge(Generic[AnswerT]):
                         f"{self.calls}; query it less often, or raise Judge.calls"
                     )
                 retries = min(retries, self.calls - model.calls - 1)
-            return await model.ask_json(
-                messages,
-                self.response,
-                max_tokens=self.max_tokens,
-                temperature=self.temperature,
-                retries=retries,
-                timeout_s=self.timeout_s,
-            )
+            try:
+                return await model.ask_json(
+                    messages,
+                    self.response,
+                    max_tokens=self.max_tokens,
+                    temperature=self.temperature,
+                    retries=retries,
+                    timeout_s=self.timeout_s,
+                )
+            except EngineError as error:
+                if retries == self.retries:
+                    raise
+                raise EngineError(
+                    f"{error}; Judge.calls of {self.calls} left {retries} of {self.retries} retries, because a retry "
+                    "counts as a call: raise Judge.calls"
+                ) from error
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:

@@ -232,7 +232,15 @@ async def test_repeated_requests_count_toward_the_allowed_calls() -> None:
     engine = Counting(lambda text: say("what?"))
     rollout = await ag.rollout(judged(calls=2, retries=9), TASK, Scripted([say("x")]), models={"judge": engine})
     assert "no valid Verdict in 2 responses" in str(rollout.error)
+    assert "; Judge.calls of 2 left 1 of 9 retries, because a retry counts as a call: raise" in str(rollout.error)
     assert engine.asked == 2
+
+
+async def test_calls_are_not_blamed_if_they_left_all_retries() -> None:
+    engine = Counting(lambda text: say("what?"))
+    rollout = await ag.rollout(judged(calls=3, retries=2), TASK, Scripted([say("x")]), models={"judge": engine})
+    assert "no valid Verdict in 3 responses" in str(rollout.error)
+    assert "Judge.calls" not in str(rollout.error)
 
 
 def test_an_invalid_judge_is_refused_by_its_field(tmp_path: Path) -> None:
