@@ -15,7 +15,7 @@ from agentgym.store.tool_counts import FailureCounts, ToolCounts
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 ENDS = 5
-"""Number of steps at each end of a run over which the report and summary.json average the reward."""
+"""Maximum number of steps at each end of a run over which the report and summary.json average the reward."""
 MOST = 5
 """Maximum number of different errors or kinds of failures that a summary names."""
 
@@ -74,7 +74,9 @@ class Report:
             said.append("No branch was run: branching.after and branching.every selected no state in any rollout.")
         taught = any("teacher/divergence" in row for row in rows)
         if len(self.rewards) == 1 and not taught:
-            said.append(f"The reward never varied: every rollout has a reward of {next(iter(self.rewards)):g}.")
+            said.append(
+                f"The reward never varied: every training rollout has a reward of {next(iter(self.rewards)):g}."
+            )
         failing = self.tools.failing().items()
         said += [f"The tool {name!r} failed in {errors} of {calls} calls." for name, (errors, calls) in failing]
         if len(self.failures):
@@ -134,13 +136,13 @@ def under(heading: str, lines: Sequence[str]) -> list[str]:
 def rewards_at_ends(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] | None:
     """Return the mean reward of the first and of the last steps, and the number of steps in each mean.
 
-    Each mean is over 5 steps (`ENDS`). If at most 5 steps have a reward, each is over 1 step, since means over 5
-    steps would both be over the same steps. Returns None if no step has a reward.
+    Each mean is over 5 steps (`ENDS`), or over half of the steps if there are fewer than 10, so that the two means have
+    no step in common. If only one step has a reward, both are its reward. Returns None if no step has a reward.
     """
     rewards = [row["reward"] for row in rows if row.get("reward") is not None]
     if not rewards:
         return None
-    many = ENDS if len(rewards) > ENDS else 1
+    many = max(1, min(ENDS, len(rewards) // 2))
     return fmean(rewards[:many]), fmean(rewards[-many:]), many
 
 

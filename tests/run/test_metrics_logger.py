@@ -81,7 +81,10 @@ def test_a_resumed_run_knows_the_tool_calls_and_reward_spread_of_earlier_steps()
     report = Report(rows)
     assert (report.tools.calls, report.tools.errors) == ({"look": 6, "a/b": 1}, {"look": 3})
     assert not any("never varied" in said for said in report.warnings(rows))
-    assert any("never varied: every rollout has a reward of 1." in said for said in Report(rows[1:]).warnings(rows[1:]))
+    assert any(
+        "never varied: every training rollout has a reward of 1." in said
+        for said in Report(rows[1:]).warnings(rows[1:])
+    )
 
 
 @pytest.mark.usefixtures("capsys")  # keeps stderr out of a file, which could not grow either

@@ -234,7 +234,7 @@ ROWS: list[dict[str, Any]] = [
 def test_the_final_report_says_what_was_learned_or_why_not() -> None:
     assert account(ROWS, {0: 0.25, 6: 0.75}) == [
         "learned: held-out reward 0.25 at the start, 0.75 at the end",
-        "         training reward 0.40 in the first 5 steps, 0.60 in the last 5",
+        "         training reward 0.33 in the first 3 steps, 0.67 in the last 3",
         "         6 optimizer steps on 240 of 384 rollouts, 6,000 tokens",
         "not learned from: 18 of 48 groups, whose rewards are all equal; 12 groups solved by all rollouts",
         "                  24 failed rollouts: EnvError 18, SandboxError 6",
@@ -244,7 +244,7 @@ def test_the_final_report_says_what_was_learned_or_why_not() -> None:
 
 def test_a_run_whose_reward_fell_does_not_claim_to_have_learned() -> None:
     fell = account(ROWS[::-1], {})[0]
-    assert fell == "reward fell: training reward 0.60 in the first 5 steps, 0.40 in the last 5"
+    assert fell == "reward fell: training reward 0.67 in the first 3 steps, 0.33 in the last 3"
     fell = account(ROWS[::-1], {0: 0.75, 6: 0.25})[0]
     assert fell == "reward fell: held-out reward 0.75 at the start, 0.25 at the end"
 
@@ -252,12 +252,19 @@ def test_a_run_whose_reward_fell_does_not_claim_to_have_learned() -> None:
 def test_the_verdict_stands_before_the_reward_that_decides_it() -> None:
     first, second, *_ = account(ROWS[::-1], {0: 0.25, 6: 0.75})
     assert first == "learned: held-out reward 0.25 at the start, 0.75 at the end"
-    assert second == "         training reward 0.60 in the first 5 steps, 0.40 in the last 5"
+    assert second == "         training reward 0.67 in the first 3 steps, 0.33 in the last 3"
 
 
 def test_the_rewards_of_a_short_run_are_those_of_its_first_and_last_step() -> None:
     assert account(ROWS[:2], {})[0] == "learned: training reward 0.00 in the first step, 0.50 in the last"
     assert rewards_at_ends(ROWS[:2]) == (0.0, 0.5, 1)
+
+
+@pytest.mark.parametrize(("steps", "many"), [(1, 1), (2, 1), (3, 1), (5, 2), (9, 4), (10, 5), (40, 5)])
+def test_the_first_and_the_last_steps_of_a_run_do_not_overlap(steps: int, many: int) -> None:
+    rows = [{"reward": float(step)} for step in range(steps)]
+    middle = (many - 1) / 2
+    assert rewards_at_ends(rows) == (middle, steps - 1 - middle, many)
 
 
 @pytest.mark.parametrize(("rows", "held_out"), [(ROWS[:1], {}), (ROWS, {0: 0.5, 6: 0.501}), (ROWS[1:5], {})])
