@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentgym.store.tool_counts import ToolCounts, calls_in
+from agentgym.store.tool_counts import ToolCounts, call_counts, calls_in
 from agentgym.types.rollout import Group, Rollout
 from agentgym.types.transcript import call_text
 
 SIGNS: Mapping[str, str] = {
-    "no-tool-call": "scored above the mean of its group without a tool call, while others in the group called tools",
+    "no-tool-call": "scored above the mean of its group although no call reached a tool, while calls of others did",
     "tool-fails": "has the highest reward of its group, although more than half of its calls of one tool failed",
     "malformed-call": "has the highest reward of its group, although one of its tool calls was malformed",
     "repeats": "wrote the same turn three times or more",
@@ -63,14 +63,14 @@ def signs_of_group(group: Group) -> dict[str, tuple[str, ...]]:
         return {}
     tools = {rollout.rollout_id: ToolCounts.of([rollout]) for rollout in group.scored}
     mean, best = sum(rewards) / len(rewards), max(rewards)
-    others_call = any(counts.calls for counts in tools.values())
+    others_call = any(map(_used_a_tool, group.scored))
     found: dict[str, tuple[str, ...]] = {}
     for rollout in group.scored:
         reward = rollout.reward or 0.0
         counts = tools[rollout.rollout_id]
         full = reward == best and reward > 0
         signs = {
-            "no-tool-call": reward > mean and not counts.calls and others_call,
+            "no-tool-call": reward > mean and others_call and not _used_a_tool(rollout),
             "tool-fails": full and bool(counts.failing()),
             "malformed-call": full and rollout.metrics.get("malformed_calls", 0) > 0,
             "repeats": _repeats(rollout),
@@ -125,6 +125,11 @@ def far_rewards(query: Callable[..., list[Any]], phase: str | None) -> set[int]:
             ends = ((low, high[0][1]), (high, low[0][1]))
             found |= {end[0][0] for end, other in ends if is_far(end[0][1], end[1][1], other)}
     return found
+
+
+def _used_a_tool(rollout: Rollout) -> bool:
+    """Return whether a call reached a tool or, if the env doesn't count these calls, whether there was any call."""
+    return rollout.metrics.get("tool_calls", call_counts(rollout)[0]) > 0
 
 
 def _repeats(rollout: Rollout) -> bool:

@@ -68,6 +68,13 @@ def test_a_reward_without_tool_calls_is_not_a_sign_if_it_is_usual_or_not_higher(
     assert signs(*others, played("t/2", 1.0, said("4"))) == {}
 
 
+def test_a_malformed_call_does_not_count_as_a_tool_call() -> None:
+    malformed = played("t/0", 0.0, called(), tool_calls=0, malformed_calls=1)
+    assert signs(malformed, played("t/1", 1.0, said("4"), tool_calls=0)) == {}
+    odd = played("t/2", 0.9, called(), tool_calls=0, malformed_calls=1)
+    assert signs(*SOUND, odd) == {"t/2": ("no-tool-call",)}
+
+
 @pytest.mark.parametrize(("errors", "reward", "found"), [(2, 1.0, True), (1, 1.0, False), (2, 0.5, False)])
 def test_the_highest_reward_despite_a_mostly_failing_tool_is_a_sign(errors: int, reward: float, found: bool) -> None:
     odd = played("t/2", reward, called(), called(argument=1), called(argument=2), **{"tool_errors/bash": errors})
