@@ -84,8 +84,8 @@ class ChatClient:
             except Refusal as refusal:
                 wait_s = self._wait_s(refusal, retry)
                 if wait_s is None:
-                    tried = f", after {retry + 1} requests" if retry else ""
-                    raise EngineError(f"endpoint {self._url}: {refusal}{tried}") from refusal.__cause__
+                    said = f"{refusal}{self._too_long(refusal)}" + (f", after {retry + 1} requests" if retry else "")
+                    raise EngineError(f"endpoint {self._url}: {said}") from refusal.__cause__
             self.sent_again += 1
             with off_the_clock():
                 await asyncio.sleep(wait_s)
@@ -96,12 +96,18 @@ class ChatClient:
 
         `retry` is the number of retries so far.
         """
-        if not refusal.again or retry == self._retries:
+        if not refusal.again or retry == self._retries or self._too_long(refusal):
             return None
         if refusal.wait_s is not None:
-            return refusal.wait_s if refusal.wait_s <= self._longest_wait_s else None
+            return refusal.wait_s
         longest_s: float = min(self._longest_wait_s, self._first_wait_s * 2.0 ** min(retry, 64))
         return longest_s * random.uniform(0.5, 1.0)
+
+    def _too_long(self, refusal: Refusal) -> str:
+        """Return the end of an error message if a retry would have to wait for too long, otherwise ""."""
+        if not refusal.again or refusal.wait_s is None or refusal.wait_s <= self._longest_wait_s:
+            return ""
+        return f"; not sent again: it asks for {refusal.wait_s:g} s, but longest_wait_s is {self._longest_wait_s:g}"
 
     async def _in_turn(self, request: Mapping[str, Any]) -> Answer:
         with off_the_clock():

@@ -210,7 +210,10 @@ async def test_a_rollout_that_is_never_answered_fails_alone_with_the_reason() ->
         (Sent({"error": {"message": "bad key"}}, 401), "status 401: .*bad key"),
         (Sent({"error": {"message": "what?"}}, 404), "such as /v1"),
         (Sent({"error": {"message": "pay", "code": "insufficient_quota"}}, 429), "status 429"),
-        (Sent("later", 429, {"retry-after": "3600"}), "status 429: later"),
+        (
+            Sent("later", 429, {"retry-after": "3600"}),
+            "status 429: later; not sent again: it asks for 3600 s, but longest_wait_s is 60",
+        ),
         (said("no", reason="content_filter"), "finish_reason 'content_filter'"),
     ],
 )
