@@ -216,7 +216,10 @@ def kept_in(
             refuse_other_format(folder)
             warn_of_other_envs(begun_envs(folder), envs)
         else:
-            raise ValueError(f"output_dir: {folder} already holds an evaluation; resume it, or use another folder")
+            raise ValueError(
+                f"output_dir: {folder} already holds an evaluation; resume it with resume=True (--resume), also with "
+                "retry_failed=True (--retry-failed) to run its failed rollouts again, or use another folder"
+            )
         hold_models(folder, fingerprints)
         with RolloutWriter(folder, done=1) as store:  # keeps the rollouts of step 0
             played = _played(folder, {task.id: task for task in tasks}, k, retry_failed)

@@ -220,7 +220,7 @@ async def test_an_evaluation_that_ended_before_its_store_was_created_can_be_resu
     for path in (tmp_path / "eval").iterdir():
         if path.name != "settings.json":
             path.unlink()
-    with pytest.raises(ValueError, match=r"^output_dir: .* already holds an evaluation; resume it, or use another"):
+    with pytest.raises(ValueError, match=r"^output_dir: .* already holds an evaluation; resume it with resume=True"):
         await played(tmp_path / "eval")
     assert (await played(tmp_path / "eval", resume=True)).resumed == 0
     assert stored(tmp_path / "eval") == ALL

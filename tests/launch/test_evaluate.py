@@ -310,7 +310,7 @@ async def test_failed_rollouts_are_run_again_only_on_request(tmp_path: Path) -> 
 async def test_a_folder_is_resumed_with_its_original_settings_and_tasks(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     await ag.evaluate(Even, engine, output_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"^output_dir: .* already holds an evaluation; resume it"):
+    with pytest.raises(ValueError, match=r"resume it with resume=True \(--resume\), also with retry_failed=True "):
         await ag.evaluate(Even, engine, output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^env: .* was started with '.*:Even'"):
         await ag.evaluate(Vowel, engine, output_dir=tmp_path, resume=True)
