@@ -87,6 +87,15 @@ async def test_a_case_that_failed_with_an_error_is_logged_once_per_env_and_kind(
     assert "Misspelt: the hidden test case 'test_add' failed: ModuleNotFoundError" in said
 
 
+async def test_check_env_does_not_log_the_cases_that_its_own_rollouts_fail(caplog: pytest.LogCaptureFixture) -> None:
+    class Unsolved(Misspelt):
+        """Has kinds of its own, since each kind is logged once per env."""
+
+    with caplog.at_level(logging.WARNING, rollout_warnings.__name__), pytest.raises(AssertionError):
+        await check_env(Unsolved, TASK, oracle=[say("done")], sandboxes=FakeSandboxPool())
+    assert not [said for said in caplog.messages if "hidden test case" in said]
+
+
 async def test_check_env_reports_why_a_hidden_case_of_the_oracle_failed() -> None:
     with pytest.raises(AssertionError, match=r"1 of its hidden cases failed, such as 'test_add': ModuleNotFoundError"):
         await check_env(Misspelt, TASK, oracle=[say("done")], sandboxes=FakeSandboxPool())

@@ -78,7 +78,7 @@ async def check_hostile(
     right = text_of(plays[0].turns[-1].action["content"]) if oracle is not None and plays[0].turns else ""
     texts = [*TEXTS.items(), *wrong_types(right)]
     is_agent, is_tools = issubclass(stage.cls, AgentEnv), issubclass(stage.cls, ToolEnv)
-    with _quietly():
+    with quiet("agentgym.errors.tracebacks"):  # The check itself reports errors of rewards.
         for what, text in [] if is_agent else texts:
             play = await stage.run("hostile", Repeating([say("x")]), hostile=Hostile(text=text))
             raised.add_play(f"a model that says {what}", play)
@@ -110,9 +110,9 @@ async def _add_group_reward(raised: Raised, stage: Stage, rollouts: Sequence[Rol
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep reward errors from hostile content out of the log, because the check itself reports them."""
-    log = logging.getLogger("agentgym.errors.tracebacks")
+def quiet(logger: str) -> Iterator[None]:
+    """Drop the messages of a logger during the `with`."""
+    log = logging.getLogger(logger)
 
     def drop(_: logging.LogRecord) -> bool:
         return False
