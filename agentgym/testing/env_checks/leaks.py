@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import re
 import select
 import sys
 import threading
@@ -23,6 +24,8 @@ PROCESS_GRACE_S = 1.0
 TASK_GRACE_S = 1.0
 """Maximum wait for the end of an asyncio task, in seconds."""
 
+_PYTHONS_OWN = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main")
+"""The commands of the processes that Python starts with the first process pool and keeps until it exits."""
 _made_now: list[list[str]] = []
 """Lists to which each new temporary file and folder of this process is added."""
 
@@ -83,7 +86,8 @@ class LeakWatch:
                 yield f"the thread {thread.name!r} is still running{_where(thread)}"
 
     def _left_processes(self) -> Iterator[str]:
-        new = _children() - self.children if self.processes else set()
+        found = _children() - self.children if self.processes else set()
+        new = {pid for pid in found if not _PYTHONS_OWN.search(_command(pid))}
         start = time.monotonic()
         for pid in new:
             _wait_for_end(pid, max(start + PROCESS_GRACE_S - time.monotonic(), 0.0))
