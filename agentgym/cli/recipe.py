@@ -162,8 +162,9 @@ def say_what_is_next(folder: Path, run: RunConfig, typed: str | None = None) -> 
     if not folder.is_dir():
         return  # it was removed at the end of the run, which was logged
     trained = folder / "adapter" if (folder / "adapter").is_dir() else folder / "model"
+    after = "; --phase eval_after chooses those after training" if run.eval_tasks else ""
     lines = [
-        f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints transcripts",
+        f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints transcripts{after}",
         f"{command('view', folder)} shows curves, rollouts and tokens in a browser",
         f"{command('report', folder)} writes curves, settings and rollouts into one file",
         f"{shown(folder / METRICS)} has the metrics of each step",

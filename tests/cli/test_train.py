@@ -73,7 +73,8 @@ def test_a_run_of_the_tiny_model_ends_with_suggested_commands(folder: Path) -> N
     assert re.search("^(learned|reward fell|reward unchanged): held-out reward ", done.stderr, re.MULTILINE)
     trained = f"{out}/adapter --temperature 0.7 --max-tokens 40"
     assert done.stderr.splitlines()[-6:] == [
-        f"next: agentgym show {out} --best 3, or --worst 3 or --suspicious, prints transcripts",
+        f"next: agentgym show {out} --best 3, or --worst 3 or --suspicious, prints transcripts; "
+        "--phase eval_after chooses those after training",
         f"      agentgym view {out} shows curves, rollouts and tokens in a browser",
         f"      agentgym report {out} writes curves, settings and rollouts into one file",
         f"      {out}/metrics.jsonl has the metrics of each step",

@@ -116,7 +116,7 @@ def test_the_run_on_the_page_learns_as_shown(tmp_path: Path, installed: Installe
 def test_the_env_on_the_page_is_the_one_that_new_creates() -> None:
     [block] = blocks_of(DOCS / "tutorial.md")
     made = renamed((ROOT / "templates/tool/env.py").read_text(), "tool", "hello")
-    assert made.partition("\n\n")[2] == block.text
+    assert made == block.text
 
 
 def test_the_finding_on_the_page_is_expected_by_the_tests_of_check() -> None:
