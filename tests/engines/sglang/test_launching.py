@@ -121,7 +121,7 @@ async def test_a_launched_server_that_dies_is_restarted_with_the_current_policy(
             assert (engine.counts.restarts, engine.counts.revived_servers) == (restarts, restarts)
         with suppress(ConnectionError):
             await engine._fleet.servers[0].client.post("/die", {})
-        with pytest.raises(EngineError, match=r"no server is left: .* ended: "):
+        with pytest.raises(EngineError, match=r"no server is left of the configured ones: .* ended: "):
             await say(engine)
 
 

@@ -85,5 +85,5 @@ def test_a_server_to_avoid_is_not_chosen_and_none_left_is_an_engine_error() -> N
     router, (first, second) = fleet()
     assert place(router, "a", [1], avoid=[first]) is second
     assert place(router, "a", [1], avoid=[second]) is first
-    with pytest.raises(EngineError, match="no server is left: http://server-0, http://server-1"):
+    with pytest.raises(EngineError, match="no server is left of the configured ones: http://server-0, http://server-1"):
         place(router, "a", [1], avoid=[first, second])
