@@ -32,7 +32,12 @@ class VocabularyWriter:
         """Model roles and ids that the current transaction has added, which may still be rolled back."""
 
     def read(self, connection: sqlite3.Connection) -> None:
-        """Replace the ids that count as seen by those in this store, for example after another store was opened."""
+        """Replace the ids that count as seen by those in this store, for example after another store was opened.
+
+        Without `token_bytes`, nothing is read, since no bytes will be stored.
+        """
+        if self.token_bytes is None:
+            return
         self._seen.clear()
         for model, packed_ids in connection.execute("SELECT model, ids FROM vocabulary").fetchall():
             ids = np.frombuffer(packed_ids, "<u4").astype(np.int64)

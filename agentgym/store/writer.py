@@ -37,7 +37,7 @@ from agentgym.store.statements import (
 from agentgym.store.suspicious import signs_of_group
 from agentgym.store.training_step import Trained
 from agentgym.store.vocabulary import TokenBytes, VocabularyWriter
-from agentgym.types.rollout import Group
+from agentgym.types.rollout import Group, Rollout
 from agentgym.types.task import Task
 
 __all__ = ["RolloutWriter", "Trained"]
@@ -222,18 +222,24 @@ class RolloutWriter:
         return connection
 
     def _read_vocabulary(self, connection: sqlite3.Connection) -> None:
-        """Read which ids' bytes are stored, or warn that they are damaged, which must not keep rollouts from disk."""
+        """Read which ids' bytes are stored; if they are damaged, no further ones are stored."""
         try:
             self.vocabulary.read(connection)
         except Exception as error:
             if waits(error):
                 raise
-            log.warning(
-                "%s: the vocabulary in it cannot be read, so `agentgym view` may show no token texts; rollouts are "
-                "stored, and the run continues: %s",
-                self.path,
-                said_of(error),
-            )
+            self._stop_vocabulary("read", error)
+
+    def _stop_vocabulary(self, done: str, error: Exception) -> None:
+        """Store rollouts without token texts from now on, and warn that the vocabulary can't be `done`."""
+        self.vocabulary.token_bytes = None
+        log.warning(
+            "%s: the vocabulary in it cannot be %s, so no further token texts are stored, and `agentgym view` may "
+            "show none; rollouts are stored without them, and the run continues: %s",
+            self.path,
+            done,
+            said_of(error),
+        )
 
     def _wait_for(self, error: Exception) -> None:
         """Report that the store can't be written for now, unless that was already reported."""
@@ -387,7 +393,22 @@ class RolloutWriter:
             signs = signs_of_group(group) if job.whole else {}
             for rollout in group.rollouts:
                 write_rollout(connection, rollout, job, signs.get(rollout.rollout_id, ()))
-        self.vocabulary.add(connection, [rollout for group in job.groups for rollout in group.rollouts])
+        self._write_vocabulary(connection, [rollout for group in job.groups for rollout in group.rollouts])
+
+    def _write_vocabulary(self, connection: sqlite3.Connection, rollouts: Iterable[Rollout]) -> None:
+        """Write the bytes of the rollouts' token ids; if the vocabulary is damaged, undo only that and write no more.
+
+        An error after which the write may succeed later is raised, so that the rollouts are retried with their bytes.
+        """
+        connection.execute("SAVEPOINT vocabulary")
+        try:
+            self.vocabulary.add(connection, rollouts)
+        except Exception as error:
+            if waits(error) or not connection.in_transaction:
+                raise
+            connection.execute("ROLLBACK TO vocabulary")
+            self._stop_vocabulary("written", error)
+        connection.execute("RELEASE vocabulary")
 
     def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
         """Write the task, or warn the first time that a task can't be written; its rollouts are written either way."""

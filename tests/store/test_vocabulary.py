@@ -3,7 +3,7 @@
 import errno
 import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -74,19 +74,76 @@ def test_a_token_id_is_looked_up_once_even_by_a_resumed_run(tmp_path: Path) -> N
         assert sorted(store.token_bytes("", range(10))) == [1, 2, 3, 4]
 
 
-def test_token_bytes_that_could_not_be_written_are_stored_with_later_rollouts(tmp_path: Path) -> None:
+def test_token_bytes_that_did_not_fit_on_a_full_disk_are_stored_with_their_rollouts_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = VocabularyWriter.add
+
+    def fills(vocabulary: VocabularyWriter, connection: sqlite3.Connection, rollouts: Sequence[Rollout]) -> None:
+        add(vocabulary, connection, rollouts)
+        monkeypatch.setattr(VocabularyWriter, "add", add)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(VocabularyWriter, "add", fills)
     with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
-        writer.flush()
-        with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
-            other.execute("CREATE TRIGGER full BEFORE INSERT ON vocabulary BEGIN SELECT RAISE(ABORT, 'disk full'); END")
         writer.add([group(spoken("a/0", [1, 2]))], step=0)
         writer.flush()
-        with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
-            other.execute("DROP TRIGGER full")
         writer.add([group(spoken("b/0", [2, 3]))], step=0)
-    assert writer.lost == 1
+    assert writer.lost == 0
     with RolloutStore(tmp_path) as store:
-        assert sorted(store.token_bytes("", range(10))) == [2, 3]
+        assert len(store) == 2
+        assert sorted(store.token_bytes("", range(10))) == [1, 2, 3]
+
+
+def overwritten(path: Path) -> None:
+    """Overwrite the first page of a store's vocabulary, as a broken disk may."""
+    with closing(sqlite3.connect(path)) as store:
+        (page,) = store.execute("SELECT rootpage FROM sqlite_master WHERE name = 'vocabulary'").fetchone()
+        (size,) = store.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+
+
+def running(script: str) -> Callable[[Path], None]:
+    """Return a function that runs this SQL on a store."""
+
+    def run(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as store:
+            store.executescript(script)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("damage", "done"),
+    [
+        pytest.param(overwritten, "read", id="overwritten"),
+        pytest.param(running("UPDATE vocabulary SET ids = 5"), "read", id="a number"),
+        pytest.param(running("ALTER TABLE vocabulary RENAME ids TO old"), "read", id="without a column"),
+        pytest.param(running("ALTER TABLE vocabulary ADD COLUMN later"), "written", id="with a column"),
+        pytest.param(
+            running("DROP TABLE vocabulary; CREATE VIEW vocabulary AS SELECT '' AS model, x'' AS ids"),
+            "written",
+            id="a view",
+        ),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_read_or_written_loses_no_rollout_and_is_logged_once(
+    tmp_path: Path, damage: Callable[[Path], None], done: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RolloutWriter(tmp_path, token_bytes=Names()) as writer:
+        writer.add([group(spoken("a/0", [1]))], step=0)
+    damage(tmp_path / FILE)
+    with RolloutWriter(tmp_path, done=1, token_bytes=Names()) as writer:
+        writer.add([group(spoken("b/0", [2]), spoken("b/1", [3]))], step=1)
+        writer.flush()
+        writer.add([group(spoken("c/0", [4]))], step=2)
+    assert writer.lost == 0
+    assert [f"{FILE}: the vocabulary in it cannot be {done}, so no" in message for message in caplog.messages] == [True]
+    with closing(sqlite3.connect(tmp_path / FILE)) as store:
+        stored = store.execute("SELECT rollout_id FROM rollouts ORDER BY number").fetchall()
+    assert stored == [("a/0",), ("b/0",), ("b/1",), ("c/0",)]
 
 
 def test_a_failing_tokenizer_loses_no_rollout_and_is_logged_once(

@@ -93,7 +93,7 @@ def test_rollouts_added_after_the_thread_died_are_counted_and_flush_returns(
 def test_adding_no_groups_after_an_error_does_not_block(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.flush()
-        writer.vocabulary.add = None  # type: ignore[method-assign, assignment]
+        writer._write_groups = None  # type: ignore[method-assign, assignment]
         writer.add([], step=0)
         writer.add([group(rollout("a/0"))], step=0)
         writer.flush()
