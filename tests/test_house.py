@@ -298,7 +298,6 @@ def test_foreign_files_are_opened_in_one_place() -> None:
     plain = {"read_text", "read_bytes", "sqlite3.connect", "zlib.decompress", "pickle.load", "json.load", "torch.load"}
     own = {
         "view/server.py": {"read_bytes"},  # the page
-        "view/report/page.py": {"read_bytes"},  # the pictures that it has drawn
         "view/search/index.py": {"sqlite3.connect"},  # the index, in the user's cache
         "store/schema.py": {"sqlite3.connect"},  # for writing, after check_journal
         "train/snapshot.py": {"read_text"},  # the ranks' reports about their parts

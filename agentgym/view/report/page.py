@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from agentgym.errors import AgentGymError
+from agentgym.files.disk import write_whole
 from agentgym.types.transcript import counted, printable
 from agentgym.view.report.folders import kept_runs
 from agentgym.view.report.lines import Line, lines_of
@@ -30,17 +31,15 @@ summary { cursor: pointer; overflow-wrap: anywhere; }
 """The CSS of the page."""
 PAGE = "report.html"
 """Name of the file that contains the whole report."""
-FRESH = f".{PAGE}-new"
-"""Name of the page while it is being written."""
 
 
-def page(lines: Sequence[Line], charts: Sequence[Chart], folder: Path, *, transcripts: int, version: str) -> str:
-    """Return the page, with the charts' pictures read from `folder` and embedded."""
+def page(lines: Sequence[Line], charts: Sequence[Chart], *, transcripts: int, version: str) -> str:
+    """Return the page, with the charts' pictures embedded."""
     parts = [
         f"<h1>{_text('Report on ' + counted(sum(len(line.runs) for line in lines), 'run'))}</h1>",
         f'<p class="said">{_text(f"Made by agentgym {version}.")}</p>',
         *_lines(lines),
-        *_charts(charts, folder),
+        *_charts(charts),
         *_section("Metrics at the end", end_rows(lines), said="Mean ± standard deviation (lowest to highest)."),
         *_section("Evaluations", score_rows(lines), said="Mean ± standard deviation (lowest to highest)."),
         *_unlearned(lines),
@@ -81,11 +80,11 @@ def _lines(lines: Sequence[Line]) -> Iterator[str]:
     yield _table(rows)
 
 
-def _charts(charts: Sequence[Chart], folder: Path) -> Iterator[str]:
+def _charts(charts: Sequence[Chart]) -> Iterator[str]:
     if charts:
         yield "<h2>Curves</h2>"
     for chart in charts:
-        data = base64.b64encode((folder / chart.file).read_bytes()).decode()
+        data = base64.b64encode(chart.png).decode()
         image = f'<img alt="{_text(chart.title)}" src="data:image/png;base64,{data}">'
         yield f"<figure>{image}<figcaption>{_text(chart.said)}</figcaption></figure>"
 
@@ -196,18 +195,18 @@ def write_report(folders: Sequence[Path], output_dir: Path | None, *, transcript
             f"--output-dir: {folder} is a symbolic link to {folder.readlink()}; remove it, or name a folder"
         )
     _make(folder)
-    fresh = folder / FRESH
-    fresh.unlink(missing_ok=True)  # left by a killed report, or a link that someone else created
-    with fresh.open("x", encoding="utf-8") as file:
-        charts = draw_charts(lines, folder)
-        file.write(page(lines, charts, folder, transcripts=transcripts, version=version))
-    fresh.replace(folder / PAGE)
-    pictures = tuple(folder / chart.file for chart in charts)
-    return Written(page=folder / PAGE, pictures=pictures, runs=len(runs), lines=len(lines))
+    charts = draw_charts(lines)
+    write_whole(folder / PAGE, page(lines, charts, transcripts=transcripts, version=version))
+    pictures = {folder / chart.file: chart.png for chart in charts}
+    for path, png in pictures.items():
+        write_whole(path, png)
+    for path in set(folder.glob("*.png")).difference(pictures):
+        path.unlink(missing_ok=True)  # of an earlier report
+    return Written(page=folder / PAGE, pictures=tuple(pictures), runs=len(runs), lines=len(lines))
 
 
 def _make(folder: Path) -> None:
-    """Create the folder, and remove an earlier report's pictures from it; it must not contain anything else."""
+    """Create the folder; if it contains anything, it must be the folder of an earlier report, maybe a killed one."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(path.name for path in folder.iterdir())
@@ -215,16 +214,12 @@ def _make(folder: Path) -> None:
         raise AgentGymError(
             f"--output-dir: {folder} cannot be created ({error.strerror}); name another folder"
         ) from error
-    if there and not {PAGE, FRESH}.intersection(there):
+    if there and not any(name == PAGE or name.startswith(f".{PAGE}-") for name in there):
         raise AgentGymError(
             f"--output-dir: {folder} has {there[0]!r} but no {PAGE}; name a new folder, or the folder of a report"
         )
-    own = [folder / name for name in there if name in (PAGE, FRESH) or name.endswith(".png")]
-    for path in own:
+    for path in [folder / name for name in there if name == PAGE or name.endswith(".png")]:
         if path.is_dir() and not path.is_symlink():
             raise AgentGymError(
                 f"--output-dir: {path} is a folder, but the report needs to write a file there; remove it"
             )
-    for path in own:
-        if path.suffix == ".png":
-            path.unlink()

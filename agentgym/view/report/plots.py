@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib as mpl
@@ -43,6 +44,8 @@ SPREAD = (
     "The line is the mean over the seeds, the band spans the lowest to the highest value, and thin lines are seeds."
 )
 """Caption of a picture with several seeds."""
+STYLE = {"text.parse_math": False, "savefig.format": "png"}
+"""Settings of matplotlib under which pictures are drawn, whatever the user's own settings are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +67,25 @@ class Bar:
 
 
 def draw_curves(
-    path: Path, curves: Sequence[Curve], *, title: str, unit: str, from_zero: bool = False, across: str = "step"
+    file: Path | BytesIO,
+    curves: Sequence[Curve],
+    *,
+    title: str,
+    unit: str,
+    from_zero: bool = False,
+    across: str = "step",
 ) -> None:
     """Draw the curves of all lines into one picture.
 
     Args:
-        path: The picture's file.
+        file: The picture's file.
         curves: The curves to draw.
         title: The picture's title.
         unit: The label of the y axis.
         from_zero: Whether the y axis starts at 0.
         across: The label of the x axis.
     """
-    with mpl.rc_context({"text.parse_math": False}):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7, 4), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot(xlabel=across, ylabel=plain(unit), title=plain(title))
@@ -87,7 +96,7 @@ def draw_curves(
             axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-        figure.savefig(path, dpi=120, metadata={"Software": None})
+        figure.savefig(file, dpi=120, metadata={"Software": None})
 
 
 def add_curve(axes: Axes, curve: Curve, color: str) -> None:
@@ -118,9 +127,9 @@ def _ends(values: Sequence[Sequence[float]], count: int, size: int) -> set[int]:
     return {end(part, key=of.__getitem__) for of in values for part in parts for end in (min, max)}
 
 
-def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None:
+def draw_bars(file: Path | BytesIO, bars: Sequence[Bar], *, title: str, unit: str) -> None:
     """Draw each score as a point with its interval, one below the other."""
-    with mpl.rc_context({"text.parse_math": False}):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7, 1.2 + 0.4 * len(bars)), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot(xlabel=plain(unit), title=plain(title))
@@ -131,7 +140,7 @@ def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None
         axes.set_yticks(range(len(bars)), [plain(bar.label) for bar in bars])
         axes.set_ylim(len(bars) - 0.5, -0.5)
         axes.grid(alpha=0.3)
-        figure.savefig(path, dpi=120, metadata={"Software": None})
+        figure.savefig(file, dpi=120, metadata={"Software": None})
 
 
 def mark_whole_steps(axes: Axes) -> None:
@@ -147,36 +156,39 @@ def plain(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A picture: its file, its title, and a description of its content."""
+    """A picture: the name of its file, its title, a description of its content, and the content of the file."""
 
     file: str
     title: str
     said: str
+    png: bytes
 
 
-def draw_charts(lines: Sequence[Line], folder: Path) -> list[Chart]:
-    """Draw every chart that has metrics into the folder, and return the drawn charts in order."""
+def draw_charts(lines: Sequence[Line]) -> list[Chart]:
+    """Draw every chart that has metrics, and return the drawn charts in order."""
     drawn = [
         chart
         for metric, title, unit, said in CHARTS
-        if (chart := _curves(lines, folder, metric, title=title, unit=unit, said=said))
+        if (chart := _curves(lines, metric, title=title, unit=unit, said=said))
     ]
-    return [*drawn, *_scores(lines, folder)]
+    return [*drawn, *_scores(lines)]
 
 
-def _curves(lines: Sequence[Line], folder: Path, metric: str, *, title: str, unit: str, said: str) -> Chart | None:
+def _curves(lines: Sequence[Line], metric: str, *, title: str, unit: str, said: str) -> Chart | None:
     found = [Curve(line.label, [run.curve(metric) for run in line.runs if run.is_training]) for line in lines]
     curves = [Curve(of.label, [seed for seed in of.seeds if seed]) for of in found if any(of.seeds)]
     values = [value for of in curves for seed in of.seeds for value in seed.values()]
     if not any(values):
         return None
     file = metric.replace("/", "-") + ".png"
-    draw_curves(folder / file, curves, title=title, unit=unit, from_zero=min(values) >= 0)
+    drawn = BytesIO()
+    draw_curves(drawn, curves, title=title, unit=unit, from_zero=min(values) >= 0)
     several = any(len(of.seeds) > 1 for of in curves)
-    return Chart(file=file, title=title, said=f"{metric}: {said}. {SPREAD if several else ''}".rstrip())
+    about = f"{metric}: {said}. {SPREAD if several else ''}".rstrip()
+    return Chart(file=file, title=title, said=about, png=drawn.getvalue())
 
 
-def _scores(lines: Sequence[Line], folder: Path) -> list[Chart]:
+def _scores(lines: Sequence[Line]) -> list[Chart]:
     bars = [
         Bar(f"{line.mark}, seed {run.settings.get('seed')}", run.summary["reward"], low, high)
         for line in lines
@@ -186,9 +198,10 @@ def _scores(lines: Sequence[Line], folder: Path) -> list[Chart]:
     ]
     if not bars:
         return []
-    draw_bars(folder / "evaluations.png", bars, title="Evaluations", unit="reward")
+    drawn = BytesIO()
+    draw_bars(drawn, bars, title="Evaluations", unit="reward")
     said = "Mean reward of each evaluation, with its 95% confidence interval over tasks."
-    return [Chart(file="evaluations.png", title="Evaluations", said=said)]
+    return [Chart(file="evaluations.png", title="Evaluations", said=said, png=drawn.getvalue())]
 
 
 def interval_of(summary: dict[str, object]) -> tuple[float, float] | None:

@@ -207,7 +207,6 @@ def links_at_written_names(folder: Path) -> None:
         (folder / name).symlink_to(folder.parent / "thesis.txt")
     (folder / "report").mkdir()
     (folder / "report/report.html").symlink_to(folder.parent / "site/report.html")
-    (folder / "report/.report.html-new").symlink_to(folder.parent / "thesis.txt")
     (folder / "report/reward.png").symlink_to(folder.parent / "site/picture.png")
 
 

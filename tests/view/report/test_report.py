@@ -7,6 +7,7 @@ import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,10 @@ def reported(capsys: pytest.CaptureFixture[str], *args: object) -> Tags:
 
 def failed(name: str) -> Rollout:
     return rollout(name, None)
+
+
+def full(*_: object, **__: object) -> str:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_the_page_has_its_parts_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,17 +180,50 @@ def test_a_report_can_be_written_again_into_its_folder(tmp_path: Path, capsys: p
 def test_a_report_that_failed_on_a_full_disk_can_be_written_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     run = write_run(tmp_path / "run", [0.1, 0.2])
     with monkeypatch.context() as patch:
         patch.setattr("agentgym.view.report.page.page", full)
         assert cli.main(["report", str(run)]) == 1
     assert "report: [Errno 28] No space left on device; free space" in capsys.readouterr().err
-    assert list((run / "report").glob("*.png"))
     reported(capsys, run)
-    assert not list((run / "report").glob(".*"))
+
+
+def test_a_report_whose_page_did_not_fit_on_the_disk_leaves_the_earlier_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    reported(capsys, run)
+    before = {path.name: path.read_bytes() for path in (run / "report").iterdir()}
+    (run / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
+    monkeypatch.setattr(Path, "replace", full)
+    assert cli.main(["report", str(run)]) == 1
+    assert {path.name: path.read_bytes() for path in (run / "report").iterdir()} == before
+
+
+def test_a_report_that_was_killed_can_be_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    (run / "report").mkdir()
+    (run / "report/.report.html-ab12cd34").touch()
+    reported(capsys, run)
+
+
+def test_two_reports_on_a_folder_at_once_are_both_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_charts = pytest.importorskip("agentgym.view.report.plots").draw_charts
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    other: list[Tags] = []
+
+    def drawn(*given: Any) -> Any:
+        monkeypatch.setattr("agentgym.view.report.page.draw_charts", draw_charts)
+        charts = draw_charts(*given)
+        other.append(reported(capsys, run))
+        return charts
+
+    monkeypatch.setattr("agentgym.view.report.page.draw_charts", drawn)
+    assert reported(capsys, run).text == other[0].text
+    assert "Curves" in other[0].headings
+    assert sorted(path.name for path in (run / "report").iterdir()) == ["report.html", "reward.png"]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +260,7 @@ def test_errors_of_report_are_one_line(
     assert heard.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["report.html", ".report.html-new", "reward.png", "another.png"])
+@pytest.mark.parametrize("name", ["report.html", "reward.png", "another.png"])
 def test_a_folder_in_place_of_a_report_file_gives_an_error_message(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
