@@ -84,8 +84,9 @@ def _instead(folder: Path) -> str:
     if (folder / "adapter").is_dir():
         merge = shlex.join(["agentgym", "merge", str(folder / "adapter"), "MODEL"])
         return f"merge its trained adapter with `{merge}`, and give MODEL"
+    resume = shlex.join(["--resume", str(folder)])
     return (
-        f"if it is a run, finish it with --resume {folder}, which writes what it trained; if it is an evaluation, give "
+        f"if it is a run, finish it with {resume}, which writes what it trained; if it is an evaluation, give "
         f"the model that it evaluated; or {WANTED}"
     )
 

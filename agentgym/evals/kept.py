@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shlex
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -203,7 +204,7 @@ def kept_in(
         if is_run(folder):
             raise ValueError(
                 f"output_dir: {folder} is the folder of a training run, not of an evaluation; use another folder (a "
-                f"recipe resumes its run with --resume {folder})"
+                f"recipe resumes its run with --resume {shlex.quote(str(folder))})"
             )
         begun = _begun(folder)
         if begun is None:

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from fnmatch import fnmatchcase
@@ -252,7 +253,7 @@ def _begun(folder: Path) -> Mapping[str, Any]:
     except KeyError:
         raise ValueError(
             f"resume: {folder} is not the folder of a run: its {SETTINGS} has no run settings; resume an evaluation "
-            f"with `agentgym eval ... --output-dir {folder} --resume`"
+            f"with `agentgym eval ... --output-dir {shlex.quote(str(folder))} --resume`"
         ) from None
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(

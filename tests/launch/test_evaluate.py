@@ -326,9 +326,10 @@ async def test_a_folder_is_resumed_with_its_original_settings_and_tasks(tmp_path
 
 @pytest.mark.parametrize("resume", [False, True])
 async def test_the_folder_of_a_training_run_is_refused_as_an_evaluations(resume: bool, tmp_path: Path) -> None:
-    write_settings(tmp_path, ag.RunConfig(recipe="even", env="even:Even", model="tiny"))
-    with pytest.raises(ValueError, match=r"^output_dir: .* is the folder of a training run, not of an evaluation; "):
-        await ag.evaluate(Even, Scripted(lambda text: say("ab")), output_dir=tmp_path, resume=resume)
+    write_settings(tmp_path / "run 1", ag.RunConfig(recipe="even", env="even:Even", model="tiny"))
+    refused = r"^output_dir: .* is the folder of a training run, not of an evaluation; .* with --resume '.*/run 1'\)"
+    with pytest.raises(ValueError, match=refused):
+        await ag.evaluate(Even, Scripted(lambda text: say("ab")), output_dir=tmp_path / "run 1", resume=resume)
 
 
 async def test_a_changed_env_causes_a_warning_and_unreadable_settings_are_refused(

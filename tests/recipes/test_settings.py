@@ -549,20 +549,22 @@ def test_a_teacher_that_cannot_be_loaded_is_called_the_teacher(tmp_path: Path) -
     [
         (
             [],
-            "if it is a run, finish it with --resume .*; if it is an evaluation, give the model that it evaluated; or",
+            "if it is a run, finish it with --resume '.*/run 1', which .*; if it "
+            "is an evaluation, give the model that it evaluated; or",
         ),
         (["model", "adapter"], r"did you mean .*/model\?$"),
-        (["adapter"], "merge its trained adapter with `agentgym merge .*/adapter MODEL`, and give MODEL$"),
+        (["adapter"], "merge its trained adapter with `agentgym merge '.*/run 1/adapter' MODEL`, and give MODEL$"),
     ],
 )
 def test_the_folder_of_an_evaluation_or_a_run_is_refused_as_a_model(
     holds: list[str], said: str, tmp_path: Path
 ) -> None:
-    (tmp_path / ROLLOUTS).touch()
+    (folder := tmp_path / "run 1").mkdir()
+    (folder / ROLLOUTS).touch()
     for name in holds:
-        (tmp_path / name).mkdir()
-    told = rf"^model: {tmp_path} is the folder of a run or an evaluation, not of a model; {said}"
-    with pytest.raises(ValueError, match=told), loading(tmp_path):
+        (folder / name).mkdir()
+    told = rf"^model: {folder} is the folder of a run or an evaluation, not of a model; {said}"
+    with pytest.raises(ValueError, match=told), loading(folder):
         raise AssertionError
     assert ROLLOUTS == FILE
 

@@ -388,9 +388,10 @@ def test_temperature_0_is_refused_with_the_reason(run: ag.RunConfig) -> None:
 async def test_a_folder_without_a_run_is_a_clear_error(run: ag.RunConfig, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^resume: .* is not the folder of a run: there is no .*settings\.json"):
         await train_policy(resumed(run))
-    await ag.evaluate(Terse, Scripted([say("x")]), n=1, output_dir=tmp_path / "eval")
-    with pytest.raises(ValueError, match=r"^resume: .* has no run settings; resume an evaluation with `agentgym eval "):
-        await train_policy(replace(run, output_dir=None, resume=tmp_path / "eval"))
+    await ag.evaluate(Terse, Scripted([say("x")]), n=1, output_dir=tmp_path / "eval 1")
+    refused = r"^resume: .* has no run settings; resume an evaluation with `agentgym eval .* '.*/eval 1' --resume`"
+    with pytest.raises(ValueError, match=refused):
+        await train_policy(replace(run, output_dir=None, resume=tmp_path / "eval 1"))
 
 
 @pytest.mark.parametrize("damaged", ["[]", '{"settings": [1]}', '{"settings": null}', "{"])
