@@ -61,7 +61,7 @@ class Spool:
     """
 
     def __init__(self, target: Path) -> None:
-        beside = next(folder for folder in [*target.absolute().parents] if folder.is_dir())
+        beside = next(folder for folder in (*target.absolute().parents, Path("/")) if folder.is_dir())
         self._content = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(beside))  # noqa: SIM115  # Closed at the end.
         self.files: list[HostFile] = []
         self.folders: list[str] = []

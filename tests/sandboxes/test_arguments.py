@@ -19,6 +19,13 @@ async def pool() -> AsyncIterator[SandboxPool]:
         yield opened
 
 
+class OfBytes:
+    """A path of bytes, which Python's own functions accept."""
+
+    def __fspath__(self) -> bytes:
+        return b"got"
+
+
 async def enter(block: Any) -> None:
     async with block:
         pass
@@ -70,6 +77,10 @@ WRONG: dict[str, tuple[str, Callable[[Any], Awaitable[object]]]] = {
     "a negative limit": ("limit: must be a whole number", lambda sandbox: sandbox.archive(limit=-1)),
     "a source that is a number": ("source: must be a path on this machine", lambda sandbox: sandbox.put(3)),
     "a target that is a number": ("target: must be a path on this machine", lambda sandbox: sandbox.get("f", 3)),
+    "a target that is a path of bytes": (
+        "target: must be a path on this machine, as text, got b'got'",
+        lambda sandbox: sandbox.get("f", OfBytes()),
+    ),
     "a snapshot at a number": ("path: must be a path on this machine", lambda sandbox: sandbox.snapshot(3)),
     "a snapshot from a number": ("path: must be a path on this machine", lambda sandbox: sandbox.restore(3)),
     "an archive that is a number": ("archive: must be text or bytes", lambda sandbox: sandbox.unpack(3)),

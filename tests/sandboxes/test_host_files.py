@@ -258,6 +258,12 @@ async def test_a_file_call_that_gets_a_folder_names_its_argument(sandbox: Sandbo
         await sandbox.snapshot(tmp_path)
 
 
+async def test_the_root_of_this_machine_is_refused_as_the_target_of_a_file(sandbox: Sandbox) -> None:
+    await sandbox.write({"f.txt": "x"})
+    with pytest.raises(ValueError, match=r"^target: '/' is a folder; give the path of a file"):
+        await sandbox.get("f.txt", "/")
+
+
 async def test_an_empty_path_is_the_working_folder(sandbox: Sandbox, tmp_path: Path) -> None:
     both: list[Sandbox] = [sandbox, FakeSandbox()]
     for each in both:

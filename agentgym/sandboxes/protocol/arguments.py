@@ -46,11 +46,12 @@ def check_data(name: str, value: object) -> None:
 
 
 def check_path_here(name: str, value: object) -> None:
-    """Raise ValueError if the value is not a path on this machine (str or PathLike without null characters)."""
-    if not isinstance(value, str | os.PathLike):
-        raise ValueError(f"{name}: must be a path on this machine, got {value!r:.80}")
-    if "\0" in os.fspath(value):
-        raise ValueError(f"{name}: must be a path without null characters, got {os.fspath(value)!r:.80}")
+    """Raise ValueError if the value is not a path on this machine: a str, or a PathLike of one, without nulls."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(path, str):
+        raise ValueError(f"{name}: must be a path on this machine, as text, got {path!r:.80}")
+    if "\0" in path:
+        raise ValueError(f"{name}: must be a path without null characters, got {path!r:.80}")
 
 
 def check_timeout(timeout_s: object, most: int = MAX_SECONDS) -> None:
