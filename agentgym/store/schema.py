@@ -16,6 +16,7 @@ from agentgym.files.foreign.database import ForeignDatabase, check_journal
 from agentgym.files.foreign.opening import UnreadableFileError, regular_file
 from agentgym.files.foreign.tables import Table
 from agentgym.store.run_settings import SETTINGS, other_version
+from agentgym.types.transcript import one_line
 
 _LOG = logging.getLogger(__name__)
 
@@ -229,7 +230,7 @@ def _check_version(path: Path, found: int) -> None:
     """Raise StoreError if this version can't be read; 0 means that nothing has been written yet."""
     if found not in (0, VERSION):
         wrote = other_version(path.parent)
-        named = "" if wrote is None else f", {wrote:.80} according to the folder's {SETTINGS}"
+        named = "" if wrote is None else f", {one_line(wrote):.80} according to the folder's {SETTINGS}"
         raise StoreError(
             f"{path}: the store has version {found}, and this agentgym reads version {VERSION}; "
             f"open it with the agentgym version that wrote it{named}"

@@ -364,6 +364,7 @@ def test_a_folder_without_a_store_is_named(tmp_path: Path) -> None:
         ('{"versions": {"agentgym": null}}', ""),
         (json.dumps({"versions": versions()}), ""),  # written by a resume that this version refused
         ('{"versions": {"agentgym": "0.0.1"}}', ", 0.0.1 according to the folder's settings.json"),
+        (r'{"versions": {"agentgym": "1\n\u001b"}}', r", 1\n\x1b according to the folder's settings.json"),
     ],
 )
 def test_a_store_of_another_version_is_refused_with_the_version_of_agentgym_if_known(
