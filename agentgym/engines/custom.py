@@ -57,7 +57,7 @@ class CustomEngineConfig:
 def _refusing(function: Callable[..., Any]) -> inspect.Signature | None:
     """Return a function's parameters if it can't be called with one argument; None if it can, or they are unknown."""
     try:
-        parameters = inspect.signature(function)
+        parameters = inspect.signature(function, follow_wrapped=False)  # a decorator may add arguments
     except (TypeError, ValueError):  # such as some classes written in C
         return None
     try:

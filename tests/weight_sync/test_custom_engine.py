@@ -15,6 +15,8 @@ from envs.chase.env import Chase
 from recipes import chase_grpo
 
 MINE = '''
+from functools import partial, wraps
+
 import agentgym as ag
 
 opened = []
@@ -47,6 +49,29 @@ def of_nothing():
     return Mine("tiny")
 
 
+def with_slots(function):
+    @wraps(function)
+    def injecting(*values):
+        return function(*values, 8)
+
+    return injecting
+
+
+@with_slots
+def injected(model, slots):
+    return Mine(model)
+
+
+class Injected(Mine):
+    """An engine whose second argument comes from a decorator."""
+
+    @with_slots
+    def __init__(self, model, slots):
+        super().__init__(model)
+
+
+bound = partial(injected.__wrapped__, slots=8)
+unbound = partial(injected.__wrapped__)
 number = 3
 '''
 
@@ -102,6 +127,10 @@ async def test_a_run_uses_an_engine_that_it_is_given_and_leaves_it_open(mine: An
             "mine_engine:of_nothing",
             r"engine: 'mine_engine:of_nothing' is called with one argument, .* its parameters are \(\); change them",
         ),
+        (
+            "mine_engine:unbound",
+            r"engine: 'mine_engine:unbound' is called with one argument, .* its parameters are \(model, slots\)",
+        ),
     ],
 )
 def test_a_name_without_an_engine_is_refused_in_one_line_before_a_model_is_loaded(
@@ -116,6 +145,12 @@ def test_a_name_without_an_engine_is_refused_in_one_line_before_a_model_is_loade
     }.items():
         with pytest.raises(ValueError, match=f"^{field.removesuffix('engine')}{said}"):
             run.check_files()
+
+
+@pytest.mark.parametrize("name", ["injected", "Injected", "bound"])
+def test_an_engine_whose_other_arguments_are_injected_is_called_with_one(mine: Any, name: str) -> None:
+    assert ag.CustomEngineConfig(name=f"mine_engine:{name}").load() is getattr(mine, name)
+    assert isinstance(getattr(mine, name)("tiny"), mine.Mine)
 
 
 def test_an_error_in_an_engines_own_module_is_not_mistaken_for_a_missing_class(
