@@ -251,11 +251,37 @@ async def test_a_path_with_a_null_character_is_named_in_every_call(sandbox: Sand
 
 
 async def test_a_file_call_that_gets_a_folder_names_its_argument(sandbox: Sandbox, tmp_path: Path) -> None:
-    await sandbox.write({"f": "x"})
-    with pytest.raises(IsADirectoryError, match=r"^target: .* is a folder; give the path of a file$"):
-        await sandbox.archive("f", tmp_path)
-    with pytest.raises(IsADirectoryError, match=r"^path: .* is a folder; give the path of a file$"):
-        await sandbox.snapshot(tmp_path)
+    both: list[Sandbox] = [sandbox, FakeSandbox()]
+    for each in both:
+        await each.write({"f": "x"})
+        with pytest.raises(IsADirectoryError, match=r"^target: .* is a folder; give the path of a file$"):
+            await each.archive("f", tmp_path)
+        with pytest.raises(IsADirectoryError, match=r"^path: .* is a folder; give the path of a file$"):
+            await each.snapshot(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "what"),
+    [
+        ("f", "folder", "a folder"),
+        ("f", "link", "a link"),
+        ("f", "file/f", "a link or a file"),
+        ("d", "link", "a link or a file"),
+        ("d", "file", "a link or a file"),
+    ],
+)
+async def test_nothing_that_is_in_the_way_of_a_copied_file_is_replaced(
+    sandbox: Sandbox, tmp_path: Path, source: str, target: str, what: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("file")
+    both: list[Sandbox] = [sandbox, FakeSandbox()]
+    for each in both:
+        await each.write({"f": "x", "d/f": "x"})
+        with pytest.raises(FileExistsError, match=f"^target: {what} is in the way of "):
+            await each.get(source, tmp_path / target)
+    assert (names_in(tmp_path), (tmp_path / "file").read_text()) == (["file", "folder", "link"], "mine")
 
 
 async def test_the_root_of_this_machine_is_refused_as_the_target_of_a_file(sandbox: Sandbox) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agentgym.sandboxes.host_files import find_files, load
+from agentgym.sandboxes.host_files import Spool, find_files, load, store_tree
 from agentgym.sandboxes.protocol.arguments import check_text
 from agentgym.sandboxes.protocol.content import NotAFile, WrongContent, of_number
 
@@ -64,11 +64,17 @@ def load_tree(source: Path, target: str) -> dict[str, bytes]:
     return {path_of(path): content for path, content in load(find_files(source, target)).items()}
 
 
-def store(files: Mapping[Path, bytes]) -> None:
-    """Write files to this machine and create their folders."""
-    for path, content in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+def store(target: Path, files: Mapping[PurePosixPath, bytes]) -> None:
+    """Store files on this machine, keyed by their paths relative to `target`; an empty path is `target` itself.
+
+    Raises:
+        FileExistsError: If a link, a file or a folder is in the way.
+        OSError: If a file can't be stored for another reason, such as a full disk.
+    """
+    with Spool(target) as spool:
+        for path, content in files.items():
+            spool.add("/".join(path.parts), content)
+        store_tree(target, spool)
 
 
 def is_below(name: str, folder: PurePosixPath) -> bool:

@@ -22,7 +22,7 @@ from agentgym.sandboxes.fake.files import (
     tar_of,
 )
 from agentgym.sandboxes.fake.programs import FakeProcess, FakeShell, blocking, run_cell
-from agentgym.sandboxes.host_files import open_file, open_snapshot
+from agentgym.sandboxes.host_files import new_file, open_file, open_snapshot
 from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.network.sandbox_network import Networked, SandboxNetwork
 from agentgym.sandboxes.protocol import (
@@ -143,7 +143,7 @@ class FakeSandbox(Networked, Branch):
         size = sum(len(self.files[name]) for name in inside.values())
         if size > limit:
             raise WrongContent(f"{source} has {size} bytes, but the limit is {limit}")
-        store({target / below: self.files[name] for below, name in inside.items()})
+        store(target, {below: self.files[name] for below, name in inside.items()})
         if progress is not None:
             progress(size)
         return []
@@ -164,7 +164,8 @@ class FakeSandbox(Networked, Branch):
         packed = tar_of({name: self.files[source] for name, source in names.items()}, limit)
         if target is None:
             return packed
-        store({target: packed})
+        with new_file(target, "target") as out:
+            out.write(packed)
         return b""
 
     async def _unpack(self, archive: bytes | Path, path: str, timeout_s: float) -> None:
@@ -182,7 +183,9 @@ class FakeSandbox(Networked, Branch):
 
     async def _snapshot(self, path: Path, limit: int, timeout_s: float) -> None:
         """Write the files to a tar file; modes and times are tarfile's defaults."""
-        store({path: tar_of(self.files, limit)})
+        packed = tar_of(self.files, limit)
+        with new_file(path, "path") as out:
+            out.write(packed)
 
     async def _restore(self, path: Path, timeout_s: float) -> None:
         with open_snapshot(path) as file, tarfile.open(fileobj=file) as archive:
