@@ -83,7 +83,7 @@ def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
     Each NAME of `--models.NAME` is a model role, even if the recipe has none of this name.
 
     Raises:
-        RefusedWords: If a flag doesn't exist or comes after `--`; the message names it.
+        RefusedWords: If a flag doesn't exist or is a setting after `--`; the message names it.
     """
     import tyro
 
@@ -97,7 +97,6 @@ def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
         )
     others = [word for word in rest if word not in HELP]
     _refuse_urls(others)
-    _refuse_late(words, others)
     below = open_flags(others, (ENV,), known=_known(recipe, tree))
     env = {flag.removeprefix(ENV): text for flag, text in below.items()}
     return Given(_typed_alone(found, tree), env, help=len(others) < len(rest))
@@ -187,16 +186,17 @@ def _said(parameter: Parameter[Any], value: Any) -> str:
 def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterable[str]) -> dict[str, str]:
     """Return the values of the flags with these prefixes among the words that tyro left over.
 
-    tyro doesn't know these flags, because their names depend on the env.
+    tyro doesn't know these flags, because their names depend on the env. A flag that it does know is left over only if
+    it comes after `--`.
 
     Args:
         rest: The words that tyro left over.
         prefixes: The prefixes of the flags.
-        known: Known flags, one of which an error may suggest.
+        known: The flags that tyro knows, one of which an error may suggest.
 
     Raises:
-        RefusedWords: If a word isn't such a flag, or if a flag has no value. For an unknown flag, the message
-            suggests a known one.
+        RefusedWords: If a word isn't such a flag, or if a flag has no value. For an unknown flag, the message suggests
+            a known one.
     """
     found: dict[str, str] = {}
     words = iter(rest)
@@ -205,28 +205,16 @@ def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterabl
         if not flag.startswith("-"):
             raise RefusedWords(f"unexpected argument {word!r}")
         if not flag.startswith(prefixes):
-            meant = _meant(flag, sorted(known, key=_nearness))
+            flags = sorted(known, key=_nearness)
+            if flag.replace("_", "-") in (*flags, *HELP):
+                raise RefusedWords(f"{flag}: expected before `--`, which ends the options; move the option there")
+            meant = _meant(flag, flags)
             raise RefusedWords(f"there is no option {flag}" + (f"; did you mean {meant}?" if meant else ""))
         value = text if equals else next(words, "--")
         if not equals and value.startswith("--"):
             raise RefusedWords(f"{flag}: expected a value")
         found[flag] = value
     return found
-
-
-def _refuse_late(words: Sequence[str], rest: Iterable[str]) -> None:
-    """Raise RefusedWords if tyro left over an option because it comes after `--`.
-
-    Args:
-        words: The words of the command line.
-        rest: The words that tyro left over.
-    """
-    late = words[words.index("--") :] if "--" in words else []
-    for word in rest:
-        if word.startswith("-") and word in late:
-            raise RefusedWords(
-                f"{word.partition('=')[0]}: expected before `--`, which ends the options; remove the `--`"
-            )
 
 
 def _refuse_urls(words: Iterable[str]) -> None:
@@ -350,6 +338,8 @@ def _names(tree: Mapping[str, Any], prefix: str = "--") -> Iterator[str]:
             yield from _names(flag, f"{typed}.")
         else:
             yield typed.removesuffix(f".{KIND}")
+        if isinstance(flag, bool):
+            yield f"{prefix}no-{name.replace('_', '-')}"
 
 
 def _applied(config: T, given: Mapping[str, Any]) -> T:
@@ -582,7 +572,7 @@ def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[
         how: Further arguments of `tyro.cli`.
 
     Raises:
-        RefusedWords: If tyro refuses a word, or an option comes after `--`.
+        RefusedWords: If tyro refuses a word.
     """
     import tyro
 
@@ -594,7 +584,6 @@ def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[
         if not stopped.code:
             raise
         raise RefusedWords(refusal(said.getvalue())) from None
-    _refuse_late(words, rest)
     return made, rest
 
 

@@ -153,7 +153,8 @@ def _flags(path: str) -> list[str]:
     kinds = {} if isinstance(found, Mapping) else get_type_hints(found, include_extras=True)
     marks = {name: getattr(kind, "__metadata__", ()) for name, kind in kinds.items() if name != "return"}
     flags = [name for name, of in marks.items() if tyro.conf.Positional not in of and tyro.conf.Fixed not in of]
-    return [f"--{name.replace('_', '-')}" for name in flags]
+    pairs = [f"no-{name}" for name, kind in kinds.items() if kind is bool]
+    return [f"--{name.replace('_', '-')}" for name in (*flags, *pairs)]
 
 
 def _path(args: Sequence[str], commands: Mapping[str, Any], path: str = "agentgym") -> str:

@@ -123,7 +123,26 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest_one(
         ),
         (
             ("show", "run", "--", "--limit=3"),
-            "show: --limit: expected before `--`, which ends the options; remove the `--`; see `agentgym show --help`",
+            "show: --limit: expected before `--`, which ends the options; move the option there; "
+            "see `agentgym show --help`",
+        ),
+        (
+            ("show", "run", "--", "--help"),
+            "show: --help: expected before `--`, which ends the options; move the option there; "
+            "see `agentgym show --help`",
+        ),
+        (
+            ("serve", "hello", "--", "--no-token"),
+            "serve: --no-token: expected before `--`, which ends the options; move the option there; "
+            "see `agentgym serve --help`",
+        ),
+        (
+            ("show", "run", "--", "--bset", "3"),
+            "show: there is no option --bset; did you mean --best?; see `agentgym show --help`",
+        ),
+        (
+            ("eval", "hello", "--env.note", "--", "--n", "5"),
+            "eval: --env.note: expected a value; see `agentgym eval --help`",
         ),
         (("play", "hello", "--env", "x"), "play: there is no option --env; see `agentgym play --help`"),
         (

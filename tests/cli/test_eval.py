@@ -115,6 +115,12 @@ def test_an_env_parameter_is_a_flag_and_stays_the_same_on_resume(capsys: pytest.
     assert (code, resumed[0]) == (0, lines[0])
 
 
+def test_an_env_parameter_may_come_after_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("eval", "--model", "tiny", "--n", "2", "--", "my_short:Short", "--env.most-words", "-1")
+    code, lines, _ = run(capsys, *asked)
+    assert (code, lines[0].split()[1]) == (0, "0.000")
+
+
 def test_an_unused_model_role_is_warned_about(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,6 +164,10 @@ def test_an_output_folder_that_cannot_be_created_is_refused_in_one_line(
         ("play", ("--env.most-words", "many"), "--env.most_words: must be a valid integer"),
         ("serve", ("--env.most_words",), "serve: --env.most_words: expected a value"),
         ("check", ("--env.most_words", "--number", "1"), "check: --env.most_words: expected a value"),
+        ("eval", ("--model", "tiny", "--", "--env.most_words", "many"), "--env.most_words: must be a valid integer"),
+        ("play", ("--", "--env.most_words", "many"), "--env.most_words: must be a valid integer"),
+        ("serve", ("--", "--env.most_words=many"), "--env.most_words: must be a valid integer"),
+        ("check", ("--env.most_words", "--", "--env.most_words", "1"), "check: --env.most_words: expected a value"),
     ],
 )
 def test_every_command_that_runs_rollouts_names_a_wrong_parameter(

@@ -105,6 +105,10 @@ def test_a_flag_of_another_engine_is_refused_with_that_engines_name() -> None:
         settings(RECIPE, ["--engine.servers", "2"])
 
 
+def test_an_env_parameter_may_come_after_two_dashes() -> None:
+    assert settings(replace(RECIPE, env="nim"), ["--", "--env.skill", "1"]).env_args == {"skill": 1.0}
+
+
 def test_the_recipes_engine_settings_stay_if_the_command_line_names_the_same_kind() -> None:
     servers = replace(RECIPE, engine=ag.SGLangConfig(slots=7))
     assert settings(servers, ["--engine", "sglang", "--engine.tp", "2"]).engine == ag.SGLangConfig(slots=7, tp=2)
@@ -150,8 +154,12 @@ def test_the_recipes_engine_settings_stay_if_the_command_line_names_the_same_kin
         ),
         (["--env", "chase", "x"], "--env: 'chase' must be a valid number, unable to parse string as a number, got 'x'"),
         (["--env", "chase", "-1"], "--env: 'chase' must be above 0, got -1.0"),
-        (["--", "--max-steps", "0"], "--max-steps: expected before `--`, which ends the options; remove the `--`"),
-        (["--", "--env.skill=1"], "--env.skill: expected before `--`"),
+        (
+            ["--", "--max_steps", "0"],
+            "--max_steps: expected before `--`, which ends the options; move the option there",
+        ),
+        (["--", "--train.no-dora"], "--train.no-dora: expected before `--`"),
+        (["--train.no-dra"], "there is no option --train.no-dra; did you mean --train.no-dora?"),
         (["--train", "ppo"], "there is no option --train; did you mean"),
         (["--models", "judge", "tiny"], "there is no option --models; did you mean"),
         (["--models.judge", "tiny"], "there is no option --models.judge; did you mean --models.judge.model?"),
