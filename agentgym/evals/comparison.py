@@ -1,6 +1,7 @@
 """`ag.compare`: a comparison of two evaluations, task by task."""
 
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -251,7 +252,7 @@ def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, traine
     """
     if not trained and [of for of, _ in held] == [PHASE]:
         return PHASE, None, ""
-    names = {name: (of, step) for of, step in held for name in _names(of, step)}
+    names = _by_name(held)
     if phase not in names:
         raise AgentGymError(
             f"phase: {folder} is a training run's folder and has no evaluation {phase!r}; it has {', '.join(names)}; "
@@ -261,7 +262,14 @@ def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, traine
     return of_phase, step, f"{phase} training" if phase == BEFORE else f"after {step} steps of training"
 
 
-def _names(phase: str, step: int) -> list[str]:
-    """Return the names by which an evaluation of a run can be requested."""
-    word = {"eval_before": [BEFORE], "eval_after": [AFTER]}.get(phase, [])
-    return [*word, str(step)]
+def evaluations_in(folder: Path) -> dict[str, tuple[str, int]]:
+    """Return the phase and step of each evaluation of a run by its names, or an empty dict if they can't be read."""
+    with suppress(FileNotFoundError, ValueError), RolloutStore(folder, one_read=True) as store:
+        return _by_name(store.query(_EVALUATIONS))
+    return {}
+
+
+def _by_name(held: Sequence[tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """Return the phase and step of each evaluation of a run by the names by which it can be requested."""
+    words = {"eval_before": [BEFORE], "eval_after": [AFTER]}
+    return {name: (phase, step) for phase, step in held for name in (*words.get(phase, ()), str(step))}

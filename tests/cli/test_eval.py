@@ -14,6 +14,8 @@ import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.store.reader import RolloutStore
 from agentgym.store.run_settings import write_settings
+from agentgym.store.writer import RolloutWriter
+from agentgym.types.rollout import Group, Rollout
 
 ROOT = Path(__file__).parents[2]
 ENV = '''
@@ -70,6 +72,15 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
+
+
+def write_run(folder: Path, places: list[tuple[str, int]]) -> None:
+    """Write a training run with one rollout at each phase and step."""
+    write_settings(folder, ag.RunConfig(env="my_short:Short", model="tiny"))
+    rollout = Rollout(rollout_id="0/0", group_id="0", segments=(), reward=1.0, stop_reason="answer")
+    with RolloutWriter(folder, done=9) as writer:
+        for phase, step in places:
+            writer.add([Group(group_id="0", rollouts=(rollout,))], phase=phase, step=step)
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, list[str], str]:
@@ -217,18 +228,36 @@ def test_a_table_of_fewer_than_no_rows_is_refused(capsys: pytest.CaptureFixture[
         (["--phase", "before", "after"], "before after"),
         (["after"], "before after"),
         (["5"], "after 5"),
+        (["after", "--phase", "5", "after", "9"], "before after"),
         (["5", "--phase", "before", "after"], "before after"),
     ],
 )
 def test_comparing_a_run_with_itself_by_one_folder_names_the_command(
     capsys: pytest.CaptureFixture[str], folder: Path, words: list[str], phases: str
 ) -> None:
-    write_settings(folder / "run", ag.RunConfig(env="my_short:Short", model="tiny"))
+    write_run(folder / "run", [("eval_before", 0), ("train", 5), ("eval", 5), ("eval_after", 9)])
     code, _, err = run(capsys, "compare", "run", *words)
     assert code == 1
     assert err.startswith("agentgym: other: there is no folder ")
     assert "; to compare two evaluations of one run, give its folder twice: " in err
     assert err.endswith(f" compare run run --phase {phases}\n")
+    assert run(capsys, "compare", "run", "run", "--phase", *phases.split())[0] == 0
+
+
+@pytest.mark.parametrize("words", [["7"], ["0005"], ["after"], ["before", "--phase", "7"]])
+def test_comparing_a_run_with_an_evaluation_that_it_lacks_names_those_that_it_has(
+    capsys: pytest.CaptureFixture[str], folder: Path, words: list[str]
+) -> None:
+    write_run(folder / "run", [("eval_before", 0), ("train", 5), ("eval", 5)])
+    code, _, err = run(capsys, "compare", "run", *words)
+    what_to_do = "run has the evaluations before, 0, 5; give its folder twice, and two of them with --phase"
+    assert (code, err) == (1, f"agentgym: other: there is no folder {words[0]}; {what_to_do}\n")
+
+
+def test_a_run_without_an_evaluation_cannot_be_compared(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    write_run(folder / "run", [("train", 1)])
+    code, _, err = run(capsys, "compare", "run", "after")
+    assert (code, err) == (1, "agentgym: one: run contains no evaluation; pass the folder of one\n")
 
 
 @pytest.mark.parametrize(

@@ -252,14 +252,18 @@ def _refuse_negative(rows: int) -> None:
 
 def _refuse_phase(run: Path, other: Path, phase: tuple[str, ...]) -> None:
     """Raise AgentGymError if `other` isn't a folder but names an evaluation of the training run in the first folder."""
-    from agentgym.evals.comparison import AFTER, BEFORE
+    from agentgym.evals.comparison import AFTER, BEFORE, evaluations_in
 
     named = str(other) in (BEFORE, AFTER) or str(other).isdecimal()
     if other.exists() or not named or not is_run(run):
         return
+    if not (held := evaluations_in(run)):
+        return  # `compare` says so
     asked = phase if len(phase) > 1 else (*phase, str(other))
-    two = (BEFORE, AFTER) if len(set(asked)) == 1 else asked
-    raise AgentGymError(
-        f"other: there is no folder {other}; to compare two evaluations of one run, give its folder twice: "
-        f"{command('compare', run, run, '--phase', *two)}"
-    )
+    two = asked if len(set(asked)) == 2 else (BEFORE, AFTER)
+    if len({held[name] for name in two if name in held}) == 2:
+        again = command("compare", run, run, "--phase", *two)
+        what_to_do = f"to compare two evaluations of one run, give its folder twice: {again}"
+    else:
+        what_to_do = f"{run} has the evaluations {', '.join(held)}; give its folder twice, and two of them with --phase"
+    raise AgentGymError(f"other: there is no folder {other}; {what_to_do}")
