@@ -23,11 +23,16 @@ def children(pid: int) -> list[int]:
 
 
 def servers(pid: int) -> list[int]:
-    """Return the servers of sandboxes among the descendants of a process; these are the keepers."""
+    """Return the servers of sandboxes among the descendants of a process; these are the keepers.
+
+    A process of Python's own, which it keeps after a process pool, is not among them.
+    """
     found = []
     for child in children(pid):
-        is_server = Path(f"/proc/{child}/comm").read_text().startswith("python")
-        found += [child] if is_server else servers(child)
+        command = Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"multiprocessing" not in command:
+            is_server = Path(f"/proc/{child}/comm").read_text().startswith("python")
+            found += [child] if is_server else servers(child)
     return found
 
 
