@@ -64,7 +64,7 @@ async def test_a_file_larger_than_one_frame_does_not_affect_other_files(sandbox:
         ([1, 15, 1], [[1], [15], [1]]),
         ([1, 1, 15], [[1, 1], [15]]),
         ([15, 15, 1], [[15], [15], [1]]),
-        ([10, 10, 10, 10, 10, 10], [[10, 10, 10, 10], [10, 10]]),
+        ([10] * 8, [[10] * 4, [10] * 4]),
         ([0, 15, 0], [[0], [15], [0]]),
         ([1, 1, 1, 1, 1, 1], [[1, 1, 1, 1, 1], [1]]),
         ([], []),
@@ -75,6 +75,13 @@ async def test_files_are_batched_whole_and_a_large_file_is_alone(sizes: list[int
     groups = list(host_files.batches(files, most=5, large=10))
     assert [file for group in groups for file in group] == files
     assert [[file.size for file in group] for group in groups] == grouped
+
+
+async def test_a_folders_files_are_copied_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b/d", "b/c", "a", "c/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [file.path for file in host_files.find_files(tmp_path, "x")] == ["x/a", "x/b/c", "x/b/d", "x/c/a"]
 
 
 async def test_one_file_is_copied_in_and_out(sandbox: Sandbox, tmp_path: Path) -> None:
