@@ -145,8 +145,8 @@ async def test_another_kits_program_does_what_it_is_told_and_reports_its_duratio
     assert 0 < found["p50_ms"] <= found["p99_ms"]
     assert found["cpu_ms_per_call_1"] > 1  # each call keeps its sandbox busy for some 2 ms
     calls, episodes = await peer.side("calls", "pipe", 2)(0.1), await peer.side("episodes", "pipe", 2)(0.1)
-    assert calls.times >= 2
-    assert episodes.times >= 2
+    assert calls.times >= 1
+    assert episodes.times >= 1
     assert calls.a_second > episodes.a_second * 2  # an episode is CALLS_PER_EPISODE calls and a new sandbox
     assert CALLS_PER_EPISODE == 8
     started = await peer.ask("new_sandboxes", times=3)
