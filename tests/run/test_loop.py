@@ -52,6 +52,11 @@ def trainer_of(play: Collector) -> Trainer:
     return play.peers
 
 
+def versions_of(rollout: ag.Rollout) -> set[int]:
+    """Return the policy versions that the rollout's tokens were sampled under."""
+    return {v.version for segment in rollout.segments for turn in segment.turns for v in turn.versions}
+
+
 class Seven(Chase):
     """A data set so small that its tasks are repeated."""
 
@@ -79,7 +84,7 @@ async def test_engine_and_trainer_logprobs_agree_on_every_sampled_token(play: Co
     await WeightSync(trainer_of(play), play.engine, probe, SAMPLING, tolerance=1e-4)(1)
     after = await play.collect(list(tasks), Schedule(group_size=4, seed=1))
     assert max(largest_gap(trainer_of(play), r) for r in after.rollouts) < 1e-4
-    assert {v.version for r in after.rollouts for s in r.segments for t in s.turns for v in t.versions} == {1}
+    assert all(versions_of(rollout) == {1} for rollout in after.rollouts)
 
 
 async def test_the_same_seed_gives_the_same_rollouts(play: Collector) -> None:
@@ -140,8 +145,7 @@ async def test_weights_are_pushed_in_flight_and_no_group_exceeds_the_staleness_b
     async with play.schedule(Schedule(prompts_per_step=4, group_size=4, max_staleness=1)) as rollouts:
         for step in range(5):
             groups = await rollouts.collect()
-            turns = [t for r in groups.rollouts for s in r.segments for t in s.turns]
-            versions.append({v.version for turn in turns for v in turn.versions})
+            versions.append(set[int]().union(*map(versions_of, groups.rollouts)))
             assert step - min(versions[-1]) == groups.metrics()["staleness/max"] <= 1
             await trainer_of(play).step(build_samples(groups))
             assert (await sync(step + 1))["sync/logprob_gap"] < 1e-4
@@ -150,19 +154,31 @@ async def test_weights_are_pushed_in_flight_and_no_group_exceeds_the_staleness_b
 
 
 async def test_an_interrupted_rollout_continues_under_the_next_adapter(play: Collector) -> None:
-    seen: list[set[int]] = []
+    next_adapter, held = asyncio.Event(), list[str]()
+
+    class Held(ChaseCompaction):
+        """The task of the first turn that ends is held until the next adapter is loaded."""
+
+        async def step(self, action: ag.Message) -> ag.StepResult:
+            held.append(self.task.id)
+            if self.task.id == held[0]:
+                await next_adapter.wait()
+            return await super().step(action)
+
+    found: dict[str, list[set[int]]] = {}
     settings = OversampleConfig(stop="target", extra_groups=2, carry=3)
     sync = WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
-    async with play.schedule(Schedule(prompts_per_step=2, group_size=4, oversample=settings)) as rollouts:
-        for step in range(6):
+    collector = replace(play, env=Held)
+    async with collector.schedule(Schedule(prompts_per_step=2, group_size=4, oversample=settings)) as rollouts:
+        for step in range(5):
             groups = await rollouts.collect()
             for group in groups:
-                turns = [t for r in group.rollouts for s in r.segments for t in s.turns]
-                seen.append({v.version for turn in turns for v in turn.versions})
-                assert step - min(seen[-1]) <= 3
+                found[group.group_id] = [versions_of(rollout) for rollout in group.rollouts]
+                assert step - min(min(versions) for versions in found[group.group_id]) <= 3
             await trainer_of(play).step(build_samples(groups))
             await sync(step + 1)
-    assert any(len(versions) > 1 for versions in seen)
+            next_adapter.set()
+    assert any(min(versions) == 0 < max(versions) for versions in found[held[0]])
 
 
 @pytest.mark.parametrize(
