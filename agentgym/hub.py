@@ -34,7 +34,7 @@ def find_model(model: Path | str) -> Path | str:
         ValueError: If this installation lacks the model.
     """
     name = str(model)  # The command line passes a Path for every model.
-    if name not in SHIPPED or _exists(model):
+    if name not in SHIPPED or exists(model):
         return model
     here = Path(__file__).parent
     for place in (here / "_models" / name, here.parent / "recipes" / "checkpoints" / SHIPPED[name]):
@@ -43,14 +43,14 @@ def find_model(model: Path | str) -> Path | str:
     raise ValueError(f"model: {name!r} is not in this installation ({here / '_models'}); install agentgym again")
 
 
-def _exists(path: Path | str) -> bool:
+def exists(path: Path | str) -> bool:
     """Return whether something exists at a path, and False for a name that no file can have."""
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
 
 
 def is_tiny(model: Path | str) -> bool:
     """Return whether a model is one of the tiny ones that come with the library or its recipes."""
-    folder = Path(find_model(model)).resolve().parent
+    folder = Path(os.path.realpath(find_model(model))).parent  # Path.resolve raises for links in a circle
     here = Path(__file__).resolve().parent
     return folder in (here / "_models", here.parent / "recipes" / "checkpoints")
 
@@ -67,11 +67,11 @@ def refuse_missing(model: Path | str, field: str = "model") -> None:
         )
     # A hub name is `model` or `owner/model`; anything else can only be a path.
     local = str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
-    if local and not _exists(model):
+    if local and not exists(model):
         raise ValueError(
             f"{field}: there is no folder {model}; give one that exists, or a name on the Hugging Face hub"
         )
-    if _exists(Path(model, ROLLOUTS)) and not _exists(Path(model, "config.json")):
+    if exists(Path(model, ROLLOUTS)) and not exists(Path(model, "config.json")):
         raise ValueError(
             f"{field}: {model} is the folder of a run or an evaluation, not of a model; {_instead(Path(model))}"
         )
@@ -98,7 +98,7 @@ def refuse_unreachable(model: Path | str, field: str = "model") -> None:
     be reached, because the hub's own client retries for almost a minute per file.
     """
     refuse_missing(model, field)
-    if _exists(find_model(model)) or _is_cached(str(model)) or (why_not := why_no_hub()) is None:
+    if exists(find_model(model)) or _is_cached(str(model)) or (why_not := why_no_hub()) is None:
         return
     raise ValueError(
         f"{field}: {model} cannot be loaded: there is no such folder here, it is not in the hub's cache, and "

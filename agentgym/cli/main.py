@@ -36,6 +36,7 @@ from agentgym.config_fields import nearest
 from agentgym.errors import AgentGymError
 from agentgym.errors.extras import DISTRIBUTION, needs_extra
 from agentgym.files.disk import disk_trouble
+from agentgym.files.names import refused_path
 from agentgym.types.transcript import printable
 
 HEADER = """From an idea to a trained model: manage environments, runs, and what is installed on this machine.
@@ -84,7 +85,8 @@ COMMANDS: Mapping[str, Any] = {
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    An agentgym error, a missing package, or a full or broken disk is reported as one line on stderr.
+    An agentgym error, a missing package, a path that can't be used, or a full or broken disk is reported as one line
+    on stderr.
     """
     args = sys.argv[1:] if args is None else list(args)
     if args[:1] in (["--version"], ["-V"]):
@@ -105,13 +107,14 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"agentgym: {_sentence(error)}\n")
         return 1
     except OSError as error:
-        if disk_trouble(error) is None:
+        if (said := refused_path(error, args[1:])) is None and disk_trouble(error) is None:
             raise
-        sys.stderr.write(f"agentgym: {args[0]}: {_sentence(error)}; free space on its disk, or use another one\n")
+        said = said or f"{error}; free space on its disk, or use another one"
+        sys.stderr.write(f"agentgym: {args[0]}: {_sentence(said)}\n")
         return 1
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: Exception | str) -> str:
     """Return an error's message, cut if a name or a value from a file makes it too long."""
     said = printable(str(error))
     return said if len(said) <= LONGEST else f"{said[: LONGEST - 1000]} ... {said[-1000:]}"

@@ -21,7 +21,7 @@ from agentgym.errors import AgentGymError
 from agentgym.errors.extras import needs_extra
 from agentgym.files.disk import disk_trouble
 from agentgym.files.held import place_now
-from agentgym.files.names import command, drop_unused, shown, whole_path
+from agentgym.files.names import command, drop_unused, refused_path, shown, whole_path
 from agentgym.launch.train import train_policy
 from agentgym.run.callbacks import Callback
 from agentgym.run.config import RunConfig
@@ -128,6 +128,8 @@ def program(name: str) -> Iterator["Stop"]:
             raise
         raise SystemExit(printable(f"{name}: {error}")) from None
     except OSError as error:
+        if (said := refused_path(error, sys.argv[1:])) is not None:
+            raise SystemExit(printable(f"{name}: {said}")) from None
         if disk_trouble(error) is None:
             raise
         raise SystemExit(printable(f"{name}: {error}; free space on its disk. {stop.kept()}")) from None

@@ -20,6 +20,7 @@ from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
 from agentgym.evals.opening import Model, is_url
 from agentgym.evals.playing import OwnPlaying, open_playing
+from agentgym.hub import exists
 from agentgym.run.cluster_config import ClusterConfig
 from agentgym.run.lost import Losses
 from agentgym.run.tasks.envs import open_envs
@@ -54,7 +55,7 @@ def elsewhere(model: Model, field: str) -> Elsewhere:
         ValueError: If the model is open in this process only. The message names the field.
     """
     if isinstance(model, str | Path):
-        return model if is_url(model) or not Path(model).exists() else Path(model).absolute()
+        return model if is_url(model) or not exists(model) else Path(model).absolute()
     if isinstance(model, Endpoint):
         return model.unopened()
     if isinstance(model, SGLangEngine):

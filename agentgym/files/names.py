@@ -1,5 +1,6 @@
 """Paths and names of the folders that runs, evaluations and exports write to."""
 
+import errno
 import os
 import shlex
 import shutil
@@ -10,6 +11,11 @@ from datetime import datetime
 from functools import cache
 from itertools import count
 from pathlib import Path
+
+_OF_A_PATH = frozenset(
+    (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM)
+)
+"""The system's error codes for a path that can't be read or created."""
 
 
 def whole_path(path: str | Path) -> Path:
@@ -63,7 +69,7 @@ def make_parents(folder: Path) -> None:
     while True:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise cannot_be_made(folder, error) from None
         try:
             folder.mkdir()
@@ -76,10 +82,35 @@ def make_parents(folder: Path) -> None:
             raise cannot_be_made(folder, error) from None
 
 
-def cannot_be_made(folder: Path, error: OSError) -> ValueError:
-    """Return the error that says why a run's folder can't be created."""
-    what = "a file is in its way" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
-    return ValueError(f"output_dir: {folder} cannot be created ({what}); choose another folder")
+def cannot_be_made(folder: Path, error: OSError | ValueError) -> ValueError:
+    """Return the error that says why a run's folder can't be created; a ValueError means that its name has a NUL."""
+    named = repr(str(folder)) if isinstance(error, ValueError) else folder
+    return ValueError(f"output_dir: {named} cannot be created ({_reason(error)}); choose another folder")
+
+
+def refused_path(error: OSError, words: Iterable[str]) -> str | None:
+    """Return a sentence about a path on the command line that the system refuses, or None for any other error.
+
+    Args:
+        error: The error.
+        words: The words of the command line. An error about a path that none of them names is a bug, not a mistake of
+            the user.
+    """
+    if error.errno not in _OF_A_PATH or not isinstance(error.filename, str | bytes | os.PathLike):
+        return None
+    refused = str(whole_path(os.fsdecode(error.filename)))
+    values = (value for word in words for value in (word, word.partition("=")[2]) if value)
+    for named in map(str, map(whole_path, values)):
+        # The refused path is the named one, is in it or next to it (NAME.part), or is a folder above it.
+        if refused.startswith(named) or named.startswith(refused):
+            return f"{os.fsdecode(error.filename)} cannot be used ({_reason(error)}); give another path"
+    return None
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "a file is in its way"
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def drop_unused(folder: Path) -> None:

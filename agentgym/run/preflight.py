@@ -15,6 +15,7 @@ from agentgym.environments.limits import Limits
 from agentgym.environments.mixture import Mixture
 from agentgym.environments.task_rows import compared, first_tasks, is_data, shared_ids, split_tasks
 from agentgym.files.folder_lock import LOCK, LockedFolder, files_in, hold_folder, make_folder
+from agentgym.hub import exists
 from agentgym.rollouts.branches.play import check_branching
 from agentgym.run.metrics.environment import FILE as SURROUNDINGS
 from agentgym.run.metrics.plot import PLOT
@@ -98,7 +99,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
     assert folder is not None
     if run.resume is None:
         _make_folder(folder)
-    elif not (folder / SETTINGS).exists():
+    elif not exists(folder / SETTINGS):
         refuse_changes(folder, run)  # not a run's folder, so nothing is written there
     _refuse_twice(run, env)
     _warn_of_overlap(run, env)

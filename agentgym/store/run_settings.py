@@ -16,6 +16,7 @@ from agentgym.files.disk import write_whole
 from agentgym.files.foreign.content import read_object
 from agentgym.files.foreign.values import number, text_of
 from agentgym.files.names import command
+from agentgym.hub import exists
 from agentgym.seeds import VERSION as DERIVATION
 from agentgym.types.env_version import EnvVersion, as_json
 
@@ -74,7 +75,7 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    return str(value.resolve() if isinstance(value, Path) and value.exists() else value)
+    return str(value.resolve() if isinstance(value, Path) and exists(value) else value)
 
 
 def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = MappingProxyType({})) -> None:

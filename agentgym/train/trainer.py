@@ -13,7 +13,7 @@ import torch
 
 from agentgym.errors import AgentGymError
 from agentgym.files.names import whole_path
-from agentgym.hub import find_model
+from agentgym.hub import exists, find_model
 from agentgym.train.checkpoint import last_checkpoint
 from agentgym.train.config import TrainConfig, with_rate
 from agentgym.train.distributed import find_device, gpus_here, open_ranks
@@ -89,7 +89,7 @@ class Trainer:
     def __init__(self, model: Path | str, config: TrainConfig, *, seed: int = 0) -> None:
         found = find_model(model)
         # Absolute, because saving and merging read it again.
-        self.model = whole_path(found) if Path(found).exists() else found
+        self.model = whole_path(found) if exists(found) else found
         self.config, self.seed = with_rate(config, model), seed
         self._opened: _Opened | None = None
 

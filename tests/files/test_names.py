@@ -23,6 +23,11 @@ def test_a_folder_in_place_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
         new_folder(tmp_path / "runs/hello")
 
 
+def test_a_folder_whose_name_contains_nul_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^output_dir: '.*/runs\\x00/.*' cannot be created \(embedded null byte\)"):
+        new_folder(tmp_path / "runs\0")
+
+
 def test_a_path_stays_valid_if_the_working_directory_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = whole_path("runs/a")

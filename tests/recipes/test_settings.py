@@ -1,6 +1,7 @@
 """A recipe's command line: the engine is chosen first, and determines which flags it has."""
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -20,10 +21,10 @@ from agentgym.cli.output import RefusedWords
 from agentgym.cli.recipe import finished, main, program, resume_command, settings
 from agentgym.engines.scripted import Scripted
 from agentgym.errors.extras import install_line
-from agentgym.hub import ROLLOUTS, find_model, loading, of_field
+from agentgym.hub import ROLLOUTS, find_model, is_tiny, loading, of_field
 from agentgym.run.open_collector import server_line, server_settings
 from agentgym.run.preflight import warn_of_engine_limits
-from agentgym.store.run_settings import refuse_changes, write_settings
+from agentgym.store.run_settings import SETTINGS, refuse_changes, write_settings
 from agentgym.store.schema import FILE
 from recipes.bisect_turns import RECIPE as TURNS
 from recipes.chase_grpo import RECIPE
@@ -255,6 +256,18 @@ def test_a_model_role_can_be_typed_with_a_hyphen_or_an_underscore() -> None:
         assert settings(RECIPE, [f"--models.{name}.model", "tiny"]).models.keys() == {name}  # a new role
 
 
+def test_the_text_of_a_chat_template_may_be_longer_than_a_file_name(tmp_path: Path) -> None:
+    text = "{{ messages[0].content }}" * 20
+    write_settings(tmp_path, settings(RECIPE, ["--chat-template", text]))
+    assert json.loads((tmp_path / SETTINGS).read_text())["settings"]["chat_template"] == text
+
+
+def test_a_link_to_itself_is_not_the_tiny_model(tmp_path: Path) -> None:
+    (tmp_path / "tiny").symlink_to("tiny")
+    assert not is_tiny(tmp_path / "tiny")
+    assert is_tiny("tiny")
+
+
 def test_a_resumed_run_keeps_its_steps_and_says_so_if_the_recipe_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -361,6 +374,7 @@ def test_a_run_without_a_name_is_named_after_its_env() -> None:
         (["--output-dir", "README.md/run"], "README.md/run cannot be created (a file is in its way)"),
         (["--output-dir", "docs"], "docs contains 'agents.md' but no run; use a new"),
         (["--resume", "no_such_run"], "no_such_run is not the folder of a run"),
+        (["--resume", "n" * 300], f"{'n' * 300} is not the folder of a run"),
         (["--train.lora-targets", "no_such_layer"], "lora_targets: "),
     ],
 )
@@ -373,6 +387,16 @@ def test_a_wrong_setting_gives_one_line(
     )
     assert line.startswith("chase_grpo: ")
     assert said in line
+
+
+def test_a_path_on_the_command_line_that_the_system_refuses_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "n" * 300
+    monkeypatch.setattr("sys.argv", ["recipe.py", f"--output-dir={long}"])
+    said = f"mine: {long}/a cannot be used (File name too long); give another path"
+    with pytest.raises(SystemExit, match=re.escape(said)), program("mine"):
+        Path(long, "a").stat()
+    with pytest.raises(OSError, match="File name too long"), program("mine"):
+        Path(f"other{long}").stat()
 
 
 def test_a_wrong_setting_ends_the_process_with_only_its_line(tmp_path: Path) -> None:
