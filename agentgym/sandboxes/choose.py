@@ -44,8 +44,8 @@ class AnySandbox:
     disk_mb: Positive | None = None
     """Size in MB of each in-memory folder of the sandbox.
 
-    A sandbox may use three times as much for its files: for the working folder, for its branches, and for the copy
-    that `verify` judges.
+    A sandbox may use four times as much for its files: for the working folder, for its branches, for the copy that
+    `verify` judges, and for /dev/shm.
     """
     pids: Positive | None = None
     """Maximum number of processes."""

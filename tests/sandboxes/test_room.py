@@ -72,12 +72,12 @@ async def test_hidden_files_that_do_not_fit_name_the_setting() -> None:
 @pytest.mark.docker
 async def test_more_memory_than_the_machine_has_is_refused_by_name() -> None:
     spec = make("docker", disk_mb=100_000_000)
-    with pytest.raises(SandboxError, match=r"memory_mb, disk_mb: a sandbox may use .* 300000512 MB, but the machine"):
+    with pytest.raises(SandboxError, match=r"memory_mb, disk_mb: a sandbox may use .* 400000512 MB, but the machine"):
         async with spec.open(1):
             pass
 
 
 async def test_a_container_has_memory_for_files_in_addition_to_its_programs() -> None:
-    assert DockerSettings(memory_mb=500, disk_mb=100).container_mb == 800
-    assert DockerSettings(memory_mb=500, disk_mb=100, runtime="runsc").container_mb == 1056
-    assert ag.Docker().container_mb == 512 + 3 * 64
+    assert DockerSettings(memory_mb=500, disk_mb=100).container_mb == 900
+    assert DockerSettings(memory_mb=500, disk_mb=100, runtime="runsc").container_mb == 1156
+    assert ag.Docker().container_mb == 512 + 4 * 64

@@ -27,8 +27,8 @@ GVISOR_LACKS = (
 )
 NOBODY = 65534
 SPOKEN = ("unix://", "tcp://", "http://", "https://")
-FOLDERS = 3
-"""Number of in-memory folders of `disk_mb` each: the working folder, its branches, and a verifier's copy."""
+FOLDERS = 4
+"""Number of in-memory folders of `disk_mb` each: the working folder, its branches, a verifier's copy, and /dev/shm."""
 OWN_LOOPBACK = {"net.ipv4.tcp_max_tw_buckets": "0", "net.ipv4.tcp_abort_on_overflow": "1"}
 """Kernel settings that keep an episode's connections out of the next episode.
 
@@ -64,8 +64,8 @@ class DockerSettings:
     disk_mb: Positive = 64
     """Size of each of the sandbox's folders in MB.
 
-    The folders are in memory, so the container may use `memory_mb` plus three times `disk_mb`: for the working
-    folder, for its branches, and for the copy that `verify` judges.
+    The folders are in memory, so the container may use `memory_mb` plus four times `disk_mb`: for the working folder,
+    for its branches, for the copy that `verify` judges, and for /dev/shm.
     """
     cpus: Above0 = 1.0
     pids: Positive = 128
@@ -157,7 +157,7 @@ def check_memory(spec: DockerSettings, host: str, machine_mb: int) -> None:
     """Raise SandboxError if a sandbox may use more memory than its engine's machine has; 0 MB means unknown."""
     if 0 < machine_mb < spec.container_mb:
         raise SandboxError(
-            f"memory_mb, disk_mb: a sandbox may use memory_mb plus three times disk_mb, {spec.container_mb} MB, but "
+            f"memory_mb, disk_mb: a sandbox may use memory_mb plus four times disk_mb, {spec.container_mb} MB, but "
             f"the machine of the engine at {host} has {machine_mb} MB; make one of them smaller"
         )
 
