@@ -52,9 +52,8 @@ def show(
     Args:
         run: The folder of the run, which contains rollouts.sqlite.
         worst: Print the transcripts of this many rollouts with the lowest rewards; those of training, if there are
-            any.
-        best: Print the transcripts of this many rollouts with the highest rewards; those of training, if there are
-            any.
+            any. Of equal rewards, the latest step comes first, and within a step the ids are in alphabetical order.
+        best: Print the transcripts of this many rollouts with the highest rewards, like --worst.
         failed: Print the transcripts of rollouts without a reward, with their errors, the latest first.
         suspicious: Print the transcripts of rollouts that may have been rewarded for the wrong thing, the latest
             first.
@@ -145,12 +144,13 @@ def _cells(found: RolloutSummary) -> tuple[str, ...]:
 def _show_transcripts(
     store: RolloutStore, chosen: dict[str, Any], order: Order, number: int, limit: int | None, full: bool
 ) -> int:
-    shown = 0
+    shown, rewards = 0, list[float | None]()
     for found in store.find(**chosen, order=order, limit=min(number, limit or number)):
         if shown:
             say("")
         with store.sound(f"rollout {found.number}"):
             _show_one(found, full)
+        rewards.append(found.rollout.reward)
         shown += 1
     if not shown:
         only_failed = chosen["failed"] and order not in ("worst", "best")
@@ -160,6 +160,8 @@ def _show_transcripts(
         return _say_none(store)
     by_number = order in ("worst", "best") and (limit is None or number < limit)
     _say_rest(store.count(**chosen, order=order), shown, order if by_number else "limit")
+    if order in ("worst", "best") and (last := rewards[-1]) is not None:
+        _say_tied(last, store.count(**chosen, order=order, reward=last) - rewards.count(last))
     return 0
 
 
@@ -196,3 +198,10 @@ def _say_none(store: RolloutStore) -> int:
 def _say_rest(many: int, shown: int, option: str) -> None:
     if many > shown:
         sys.stderr.write(f"{shown} of {many} rollouts are shown; --{option} N shows more\n")
+
+
+def _say_tied(reward: float, others: int) -> None:
+    """Print how many rollouts have the same reward as the last one shown, but aren't shown."""
+    if others > 0:
+        more = "1 more rollout has" if others == 1 else f"{others} more rollouts have"
+        sys.stderr.write(f"{more} the reward {reward:g} of the last one shown\n")

@@ -35,9 +35,10 @@ LARGEST = 2**63 - 1
 _ORDERS = {
     "written": "number",
     "latest": "number DESC",
-    "worst": "reward, number",
-    "best": "reward DESC, number DESC",
+    "worst": "reward, step DESC, rollout_id, number",
+    "best": "reward DESC, step DESC, rollout_id, number",
 }
+"""The number is the order of writing, which depends on which rollout finished first, so it decides last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,8 @@ class RolloutStore:
 
         Args:
             order: The order of writing ("written"), its reverse ("latest"), or the lowest ("worst") or highest
-                ("best") reward first. "worst" and "best" leave out failed rollouts, unless `failed` is set.
+                ("best") reward first. "worst" and "best" leave out failed rollouts, unless `failed` is set; of equal
+                rewards, the latest step comes first, and within a step the ids are in alphabetical order.
             failed: Whether to yield failed rollouts only.
             suspicious: Whether to yield rollouts with suspicious signs only.
             step: The only step to look at; None means all steps.
@@ -211,9 +213,12 @@ class RolloutStore:
         step: int | None = None,
         phase: str | None = None,
         ids: Sequence[str] = (),
+        reward: float | None = None,
     ) -> int:
-        """Return how many rollouts `find` would yield."""
+        """Return how many rollouts `find` would yield; with `reward`, only those with exactly this reward."""
         where, values = _conditions(order, failed, suspicious, step, phase, ids, self.far_rewards(phase))
+        if reward is not None:
+            where, values = f"{where} AND reward = ?", [*values, reward]
         return int(self.query(f"SELECT count(*) FROM rollouts WHERE {where}", *values)[0][0])
 
     def task(self, group_id: str) -> dict[str, Any] | None:

@@ -104,6 +104,43 @@ def test_if_rollouts_are_left_out_the_option_that_shows_more_is_named(
     assert f"rollouts are shown; --{option} N shows more\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("asked", ["--worst", "--best"])
+def test_of_equal_rewards_the_latest_step_comes_first_and_then_the_ids_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: str
+) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        for step in (0, 1):
+            for name in ("c", "a", "b"):  # in the order in which they finished
+                writer.add([group(rollout(f"{name}{step}/0", 0.5))], step=step)
+    assert shown(show(capsys, tmp_path, asked, 4)) == ["a1/0", "b1/0", "c1/0", "a0/0"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "tied"),
+    [
+        (["--worst", "1"], "2 more rollouts have the reward 0 of the last one shown"),
+        (["--worst", "2"], "1 more rollout has the reward 0 of the last one shown"),
+        (["--worst", "9", "--limit", "1"], "2 more rollouts have the reward 0 of the last one shown"),
+        (["--worst", "3"], ""),
+        (["--worst", "4"], ""),
+        (["--best", "1"], ""),
+        (["--best", "2"], "2 more rollouts have the reward 0 of the last one shown"),
+        (["--worst", "1", "--step", "1"], ""),
+        (["--failed"], ""),
+    ],
+)
+def test_rollouts_with_the_reward_of_the_last_one_shown_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str], tied: str
+) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        writer.add([group(rollout("a/0", 0.0), rollout("a/1", 0.0), rollout("a/2", 1.0), rollout("a/3", None))], step=0)
+        writer.add([group(rollout("b/0", 0.0))], step=1)
+    assert cli.main(["show", str(tmp_path), *asked]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if " more rollout" in line] == (
+        [tied] if tied else []
+    )
+
+
 def test_without_training_rollouts_worst_covers_all_and_a_missing_phase_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
