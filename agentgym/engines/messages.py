@@ -34,6 +34,8 @@ class Usage:
     requests: int = 0
     uncounted_requests: int = 0
     """Requests whose responses had no token counts. Their tokens are estimated and cost nothing."""
+    sent_again: int = 0
+    """Number of times that a request was sent again after a failure. They are not included in `requests`."""
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -42,12 +44,13 @@ class Usage:
         """Return the nonzero counts under the names that they have in a rollout's metrics.
 
         Args:
-            model: The model role that the counts belong to; "" for the policy. For a model role, only the tokens and
-                the cost are returned.
+            model: The model role that the counts belong to; "" for the policy. For a model role, only the tokens, the
+                cost and the requests that were sent again are returned.
         """
         if not model:
             return {f"usage/{f.name}": float(value) for f in fields(self) if (value := getattr(self, f.name))}
         counts = {"tokens": self.completion_tokens, "prompt_tokens": self.prompt_tokens, "cost": self.cost}
+        counts["sent_again"] = self.sent_again
         return {f"model_{what}/{model}": float(value) for what, value in counts.items() if value}
 
 

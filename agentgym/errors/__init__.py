@@ -24,6 +24,9 @@ class AgentGymError(Exception):
 class EngineError(AgentGymError):
     """The engine couldn't respond: it is closed, broken, or got an impossible request."""
 
+    sent_again: int = 0
+    """Number of times that the request was sent again before this error, for an engine that counts them."""
+
 
 class SandboxError(AgentGymError):
     """A sandbox died or couldn't be started.

@@ -12,9 +12,18 @@ from agentgym.store.tool_counts import FailureCounts
 from agentgym.types.env_version import EnvVersion
 from agentgym.types.rollout import Group, Rollout
 
-_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "requests", "uncounted_requests", "cost")
+_COUNTS = (
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "requests",
+    "uncounted_requests",
+    "sent_again",
+    "cost",
+)
 COUNTED = tuple(f"usage/{name}" for name in _COUNTS)
 """The metrics of a rollout that store an endpoint's usage counts."""
+_OF_ROLES = ("model_cost/", "model_sent_again/")
 CALLS = ("tool_calls", "tool_errors", "malformed_calls", "retries")
 """The metrics of a rollout that count its tool calls and its retries."""
 
@@ -184,8 +193,9 @@ class Evaluation:
     def account(self) -> dict[str, float]:
         """Return the sampled tokens of all rollouts, and an endpoint's counts of tokens, requests and cost.
 
-        `cost` is the policy's cost, and `model_cost/NAME` that of a judge or another model role. Attempts that the
-        env's retries replaced aren't included.
+        `cost` is the policy's cost, and `model_cost/NAME` that of a judge or another model role. `sent_again` and
+        `model_sent_again/NAME` count the requests that were sent again after a failure. Attempts that the env's
+        retries replaced aren't included.
         """
         counted = {
             name.removeprefix("usage/"): sum(r.metrics.get(name, 0.0) for r in self.rollouts) for name in COUNTED
@@ -193,7 +203,7 @@ class Evaluation:
         sampled = {"sampled_tokens": float(sum(r.sampled_tokens for r in self.rollouts))}
         models = Counter[str]()
         for rollout in self.rollouts:
-            models.update({name: cost for name, cost in rollout.metrics.items() if name.startswith("model_cost/")})
+            models.update({name: count for name, count in rollout.metrics.items() if name.startswith(_OF_ROLES)})
         return sampled | {name: total for name, total in (counted | dict(models)).items() if total}
 
     def solved_in(self, group: Group, solved: float | None = None) -> int:

@@ -1,7 +1,7 @@
 """Evaluations and comparisons as lines of text."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from agentgym.evals.comparison import Comparison
 from agentgym.evals.evaluation import Evaluation, mean_reward
@@ -46,6 +46,17 @@ def score_lines(played: Evaluation) -> Iterator[str]:
             yield f"{'cost':<10}{account['cost']:.4f}"
     else:
         yield f"{'tokens':<10}{account['sampled_tokens']:.0f} sampled"
+    yield from _sent_again(account)
+
+
+def _sent_again(account: Mapping[str, float]) -> Iterator[str]:
+    """Yield how many requests to the policy's endpoint, and to that of each model role, were sent again."""
+    for name, times in account.items():
+        what, _, role = name.partition("/")
+        if what.endswith("sent_again"):
+            of = f" to the model {printable(role)!r}" if role else ""
+            requests = f"request{of} was" if times == 1 else f"requests{of} were"
+            yield f"{'':<10}{times:.0f} {requests} sent again after a failure"
 
 
 def task_lines(played: Evaluation, limit: int) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from agentgym.chat.message_chat import MessageChat
 from agentgym.config_fields import nearest
 from agentgym.engines.base import Engine, check_engine, own_model_name
-from agentgym.engines.messages import MessageCompletion, MessageEngine, open_chat
+from agentgym.engines.messages import MessageCompletion, MessageEngine, Usage, open_chat
 from agentgym.environments.env import Env
 from agentgym.environments.forks import Model
 from agentgym.errors import EngineError, EnvError, ModelLimitError, boundary
@@ -290,14 +290,23 @@ class AskedModel(Model):
         """Query an engine that works on messages, and return its text."""
         engine = self.engine
         assert isinstance(engine, MessageEngine)
-        done = await self._completed(
-            lambda session, seed: engine.generate_message(
-                messages, [], session=session, max_tokens=budget, sampling=sampling, seed=seed
-            )
-        )
-        for metric, value in done.usage.metrics(self.name).items():
-            self._metrics[metric] = self._metrics.get(metric, 0.0) + value
+
+        async def asked(session: str, seed: int) -> MessageCompletion:
+            try:
+                return await engine.generate_message(
+                    messages, [], session=session, max_tokens=budget, sampling=sampling, seed=seed
+                )
+            except EngineError as error:
+                self._count_usage(Usage(sent_again=error.sent_again))
+                raise
+
+        done = await self._completed(asked)
+        self._count_usage(done.usage)
         return str(done.message["content"])
+
+    def _count_usage(self, usage: Usage) -> None:
+        for metric, value in usage.metrics(self.name).items():
+            self._metrics[metric] = self._metrics.get(metric, 0.0) + value
 
     async def _completed(self, asked: Callable[[str, int], Awaitable[DoneT]]) -> DoneT:
         """Generate a completion in a session that has no other call in flight, with a new seed, and return it.

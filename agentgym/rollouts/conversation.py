@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from agentgym.chat.chat import Chat
 from agentgym.chat.message_chat import MessageChat
-from agentgym.engines.messages import AnyChat, MessageEngine, counted, open_chat
+from agentgym.engines.messages import AnyChat, MessageEngine, Usage, counted, open_chat
 from agentgym.environments.env import Env
 from agentgym.environments.limits import Compact, Window, last_turns
 from agentgym.errors import ContextOverflow, EngineError, EnvError, boundary
@@ -182,14 +182,20 @@ class Conversation:
                     seed=self._seed(),
                 )
             used = reply.usage.completion_tokens
+        except EngineError as error:
+            self._count_usage(Usage(sent_again=error.sent_again))
+            raise
         finally:
             state.give_back(budget, used)
-        for name, value in reply.usage.metrics(self.speaker.model).items():
-            state.metrics[name] = state.metrics.get(name, 0.0) + value
+        self._count_usage(reply.usage)
         if reply.usage.prompt_tokens:
             segment.recount(reply.usage.prompt_tokens)
         completion = counted(reply)
         return completion, array("q", completion.token_ids.tobytes()), reply.message
+
+    def _count_usage(self, usage: Usage) -> None:
+        for name, value in usage.metrics(self.speaker.model).items():
+            self.state.metrics[name] = self.state.metrics.get(name, 0.0) + value
 
     def out_of_turns(self) -> bool:
         """Return whether the rollout or this conversation has used all its turns."""

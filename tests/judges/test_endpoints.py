@@ -11,6 +11,7 @@ from pydantic import BaseModel
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.errors import EngineError
+from agentgym.evals.report import score_lines
 from agentgym.samples import build_samples
 from agentgym.scheduling import run_groups
 from agentgym.types.completion import Completion
@@ -39,6 +40,16 @@ class Judged(ag.ToolEnv[ag.Task]):
 
 def approves(request: Request, number: int) -> Sent:
     return said('{"score": 1}')
+
+
+async def test_requests_to_a_judge_that_were_sent_again_are_reported_under_its_name() -> None:
+    def answers(request: Request, number: int) -> Sent:
+        return Sent("no", 503, SOON) if number == 0 else approves(request, number)
+
+    async with chat_server(answers) as server, ag.Endpoint(server.url, model="j", first_wait_s=0.001) as judge:
+        evaluation = await ag.evaluate(Judged, Scripted(lambda text: say("Yes.")), models={"judge": judge})
+    assert evaluation.account()["model_sent_again/judge"] == 1
+    assert f"{'':<10}1 request to the model 'judge' was sent again after a failure" in score_lines(evaluation)
 
 
 async def test_an_evaluations_judge_may_be_an_endpoint() -> None:

@@ -70,22 +70,27 @@ class ChatClient:
                 f"endpoint {self._url}: cannot list its models ({error}); set `model` to the one to use"
             ) from error
 
-    async def ask(self, request: Mapping[str, Any]) -> Answer:
+    async def ask(self, request: Mapping[str, Any]) -> tuple[Answer, int]:
         """Send a request, with retries, until there is a response.
 
         Waiting for a free slot or for a retry doesn't count against the rollout's time limits.
+
+        Returns:
+            The response, and the number of retries.
 
         Raises:
             EngineError: If the endpoint refuses the request, or the last retry fails.
         """
         for retry in range(self._retries + 1):
             try:
-                return await self._in_turn(request)
+                return await self._in_turn(request), retry
             except Refusal as refusal:
                 wait_s = self._wait_s(refusal, retry)
                 if wait_s is None:
                     said = f"{refusal}{self._too_long(refusal)}" + (f", after {retry + 1} requests" if retry else "")
-                    raise EngineError(f"endpoint {self._url}: {said}") from refusal.__cause__
+                    failed = EngineError(f"endpoint {self._url}: {said}")
+                    failed.sent_again = retry
+                    raise failed from refusal.__cause__
             self.sent_again += 1
             with off_the_clock():
                 await asyncio.sleep(wait_s)

@@ -206,9 +206,9 @@ class Endpoint:
         if client is None:
             raise EngineError("the endpoint is not open: use it inside `async with`")
         request = self._request(messages, tools, sampling_fields(sampling, max_tokens=max_tokens, seed=seed))
-        answer = await client.ask(request)
+        answer, retries = await client.ask(request)
         made = completion_of(answer, in_prompt=self.tools == "prompt" and bool(tools), turns=len(messages))
-        usage = replace(made.usage, cost=self._cost(made.usage))
+        usage = replace(made.usage, cost=self._cost(made.usage), sent_again=retries)
         self._state.usage += usage
         return replace(made, usage=usage)
 

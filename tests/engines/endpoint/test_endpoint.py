@@ -5,6 +5,7 @@ import json
 import random
 import re
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agentgym.engines.messages import NO_POLICY
 from agentgym.environments.limits import KeepLast
 from agentgym.errors import EngineError
 from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.kept import SUMMARY
 from agentgym.evals.report import score_lines
 from agentgym.machine import time_limits
 from agentgym.samples import build_samples, demonstrations
@@ -188,16 +190,21 @@ async def test_transient_failures_are_retried_and_nothing_is_lost() -> None:
         assert evaluation.rewards == {str(i): (1.0, 1.0) for i in range(8)}
         assert engine.sent_again >= 15
         assert engine.usage.requests == 32
+    assert evaluation.account()["sent_again"] == engine.usage.sent_again >= 15
+    assert f"{'':<10}{engine.usage.sent_again} requests were sent again after a failure" in score_lines(evaluation)
 
 
-async def test_a_rollout_that_is_never_answered_fails_alone_with_the_reason() -> None:
+async def test_a_rollout_that_is_never_answered_fails_alone_with_the_reason(tmp_path: Path) -> None:
     def answers(request: Request, number: int) -> Sent:
         return Sent("no", 503, SOON) if request["messages"][0]["content"] == "down" else buys(request, number)
 
     tasks = [*Shop.tasks("test")[:3], ag.Task(id="down", prompt="down")]
     async with chat_server(answers) as server, endpoint(server, retries=2) as engine:
-        evaluation = await ag.evaluate(Shop, engine, tasks=tasks)
+        evaluation = await ag.evaluate(Shop, engine, tasks=tasks, output_dir=tmp_path)
     assert evaluation.rewards == {"0": (1.0,), "1": (1.0,), "2": (1.0,), "down": (None,)}
+    assert evaluation.rollouts[3].metrics["usage/sent_again"] == 2
+    assert json.loads((tmp_path / SUMMARY).read_text())["sent_again"] == 2
+    assert f"{'':<10}2 requests were sent again after a failure" in score_lines(evaluation)
     ((why, times),) = evaluation.failures
     assert times == 1
     assert why.startswith("EngineError: endpoint http://127.0.0.1")
