@@ -26,6 +26,7 @@ from agentgym.evals.progress import progress_bar
 from agentgym.files.held import place_now
 from agentgym.files.names import command, whole_path
 from agentgym.judges.model_roles import check_models, unasked
+from agentgym.rollouts.rollout_warnings import ToolUse
 from agentgym.run.cluster_config import OFF
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
@@ -175,7 +176,19 @@ async def evaluate(
         )
     shows = "" if kept is None else f"; `{command('show', place_now(folder), '--failed')}` shows them"
     raise_if_all_failed(played.groups, then=shows)
+    if (unused := _unused_tools(played)) is not None:
+        _LOG.warning("%s: %s", cls.__name__, unused)
     return played
+
+
+def _unused_tools(played: Evaluation) -> str | None:
+    """Return a sentence if no rollout called a tool and most tasks are unsolved; solved ones don't need the tools."""
+    rewards = [r.reward for r in played.rollouts if r.reward is not None]
+    if 2 * sum(reward >= played.solved for reward in rewards) >= len(rewards):
+        return None
+    use = ToolUse()
+    use.add(played.rollouts)
+    return use.warning()
 
 
 def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:

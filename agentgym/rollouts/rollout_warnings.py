@@ -1,8 +1,9 @@
-"""Warnings about rollouts: hidden test cases with unusual failures, and engines whose context is too short."""
+"""Warnings about rollouts: unusual failures of hidden test cases, a context that is too short, tools never called."""
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +12,8 @@ from agentgym.engines.base import Engine
 from agentgym.engines.messages import MessageEngine
 from agentgym.environments.env import Env
 from agentgym.environments.rewards import ZERO
+from agentgym.store.tool_counts import ToolCounts
+from agentgym.types.rollout import Rollout
 from agentgym.types.transcript import printable, shorten
 
 _LOG = logging.getLogger(__name__)
@@ -60,3 +63,38 @@ def warn_of_short_context(env: type[Env[Any]], engine: Engine) -> None:
         held,
         wanted,
     )
+
+
+LEAST_OFFERED = 8
+"""Minimum number of scored rollouts with tools before it is worth a warning that none of them called a tool."""
+
+
+@dataclass(slots=True)
+class ToolUse:
+    """Counts of scored rollouts that had tools, and of their calls."""
+
+    offered: int = 0
+    """Number of rollouts with tools."""
+    calls: int = 0
+    malformed: int = 0
+    """Number of calls that could not be parsed."""
+
+    def add(self, rollouts: Sequence[Rollout]) -> None:
+        """Count the scored rollouts among these."""
+        had = [r for r in rollouts if r.reward is not None and any(segment.tools for segment in r.segments)]
+        self.offered += len(had)
+        # The env's own count leaves out malformed calls. An agent program's env has none.
+        self.calls += int(sum(r.metrics.get("tool_calls", ToolCounts.of([r]).calls.total()) for r in had))
+        self.malformed += int(sum(r.metrics.get("malformed_calls", 0) for r in had))
+
+    def warning(self) -> str | None:
+        """Return a sentence if at least `LEAST_OFFERED` rollouts had tools and none called one, otherwise None."""
+        if self.calls or self.offered < LEAST_OFFERED:
+            return None
+        wrote = f" ({self.malformed} malformed calls)" if self.malformed else ""
+        return (
+            f"None of {self.offered} rollouts with tools has called one{wrote}: the chat template may not show tools, "
+            "the model may write calls in a format that is not parsed, or it may be too small to call tools; "
+            "`agentgym doctor --model MODEL` checks the template and the format, and for an endpoint "
+            "`--tools prompt` describes the tools in the prompt."
+        )

@@ -133,6 +133,37 @@ async def test_fewer_tasks_than_requested_give_a_warning(
     assert ("n is 400, but there are only 5 tasks" in caplog.text) == warned
 
 
+class Tooled(Guess):
+    """Has a tool that it doesn't need."""
+
+    @ag.tool
+    async def look(self) -> str:
+        """Look."""
+        return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("env", "said", "k", "warned"),
+    [
+        (Tooled, [say("1")], 2, True),
+        (Tooled, [say("1")], 1, False),  # too few rollouts
+        (Tooled, [call("look"), say("1")], 2, False),
+        (Guess, [say("1")], 2, False),  # no tools
+    ],
+)
+async def test_an_evaluation_in_which_no_rollout_calls_a_tool_gives_one_warning(
+    env: type[ag.Env[Any]], said: list[Any], k: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ag.evaluate(env, Scripted(said), n=5, k=k)
+    assert caplog.text.count(f"None of {5 * k} rollouts with tools has called one") == warned
+
+
+async def test_tools_that_half_of_the_rollouts_do_not_need_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    tasks = [ag.Task(id=str(number), prompt="?") for number in (100, 101)]
+    await ag.evaluate(Tooled, Scripted([say("101")]), tasks=tasks, k=5)
+    assert "called" not in caplog.text
+
+
 class Parts(Guess):
     """Has two rewards, one of which is a part, and a tool that fails."""
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from agentgym.store.tool_counts import MOST, OTHERS, FailureCounts, ToolCounts
 from agentgym.testing import sample
 from agentgym.train import usage
 from agentgym.types.arrays import Floats
-from agentgym.types.rollout import Rollout
+from agentgym.types.rollout import Group, Rollout
 
 ROOT = Path(ag.__file__).parent
 
@@ -163,6 +164,44 @@ def test_each_cause_is_warned_about_once_during_the_run(steps: list[dict[str, fl
 )
 def test_a_healthy_run_gives_no_warnings(steps: list[dict[str, float]]) -> None:
     assert watched(steps) == []
+
+
+async def heard_about_tools(*batches: Groups) -> list[str]:
+    """Return the warnings of a run with these batches."""
+    said: list[str] = []
+    watch = Watch(said.append)
+    for step, groups in enumerate(batches):
+        watch.on_step(step, groups, FINE | batch_metrics(groups))
+    return said
+
+
+async def test_a_run_in_which_no_rollout_calls_a_tool_warns_once() -> None:
+    quiet = await groups_of([say("0")], [say("<tool_call>look"), say("0")])
+    assert await heard_about_tools(*[quiet] * (NO_SIGNAL - 1)) == []
+    [said] = await heard_about_tools(*[quiet] * (NO_SIGNAL + 2))
+    assert said.startswith(
+        f"None of {4 * NO_SIGNAL} rollouts with tools has called one ({2 * NO_SIGNAL} malformed calls): "
+    )
+    assert "`agentgym doctor --model MODEL` checks the template" in said
+
+
+async def test_a_run_that_calls_a_tool_or_solves_tasks_without_one_does_not_warn() -> None:
+    quiet, solved, called = [await groups_of([said], [said]) for said in (say("0"), say("1"), call("read"))]
+    calling = await groups_of([call("read"), say("0")])
+    assert called.rollouts[0].reward is None  # its answers ran out
+    assert await heard_about_tools(*[calling], *[quiet] * 3 * NO_SIGNAL) == []
+    assert await heard_about_tools(*[solved] * 2 * NO_SIGNAL) == []
+    assert await heard_about_tools(*[called] * 2 * NO_SIGNAL) == []
+    without = [group_without_tools(group) for group in quiet]
+    assert await heard_about_tools(*[Groups(without)] * 2 * NO_SIGNAL) == []
+
+
+def group_without_tools(group: Group) -> Group:
+    """Return the group as an env without tools would have played it."""
+    rollouts = [
+        replace(one, segments=tuple(replace(segment, tools=()) for segment in one.segments)) for one in group.rollouts
+    ]
+    return replace(group, rollouts=tuple(rollouts))
 
 
 def test_the_runs_folder_records_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from statistics import fmean
 
+from agentgym.rollouts.rollout_warnings import ToolUse
 from agentgym.run.callbacks import Callback
 from agentgym.run.metrics.batch import tool_counts
 from agentgym.scheduling.accounting import Groups
@@ -24,14 +25,15 @@ class Watch(Callback):
     def __init__(self, alert: Callable[[str], None]) -> None:
         self._alert = alert
         self._silent = self._idle = self._unbranched = 0
-        self._counts = ToolCounts()
+        self._counts, self._use = ToolCounts(), ToolUse()
+        self._unsolved: list[float] = []
         self._mismatch: list[float] = []
         self._lost = 0.0
         self._said: set[str] = set()
 
     def on_step(self, step: int, groups: Groups, metrics: Mapping[str, float]) -> None:
         causes = {**self._no_signal(metrics), **self._tools(metrics), **self._drift(metrics), **self._servers(metrics)}
-        causes |= self._no_branch(metrics)
+        causes |= {**self._no_branch(metrics), **self._no_call(groups, metrics)}
         for key, said in causes.items():
             if key not in self._said:
                 self._said.add(key)
@@ -81,6 +83,18 @@ class Watch(Callback):
             )
             for name, (errors, calls) in self._counts.failing(least_calls=LEAST_CALLS).items()
         }
+
+    def _no_call(self, groups: Groups, metrics: Mapping[str, float]) -> dict[str, str]:
+        if self._use.calls:
+            return {}
+        self._use.add(groups.rollouts)
+        if (unsolved := metrics.get("groups/solved_by_none")) is not None:
+            self._unsolved.append(unsolved)
+        said = self._use.warning()
+        # Tasks that are solved without a call don't need the tools.
+        if said is None or len(self._unsolved) < NO_SIGNAL or fmean(self._unsolved) <= 0.5:
+            return {}
+        return {"calls": said}
 
     def _drift(self, metrics: Mapping[str, float]) -> dict[str, str]:
         if (now := metrics.get("mismatch/mean")) is not None:
