@@ -30,18 +30,25 @@ class VocabularyWriter:
         self._seen: dict[str, Bools] = {}
         self._fresh: list[tuple[str, Ints]] = []
         """Model roles and ids that the current transaction has added, which may still be rolled back."""
+        self._is_read = False
+        """Whether the ids in the open store count as seen."""
+
+    def forget(self) -> None:
+        """Have the next `read` read the ids again, because a store was opened."""
+        self._is_read = False
 
     def read(self, connection: sqlite3.Connection) -> None:
-        """Replace the ids that count as seen by those in this store, for example after another store was opened.
+        """Replace the ids that count as seen by those in this store, unless that was done since the store was opened.
 
-        Without `token_bytes`, nothing is read, since no bytes will be stored.
+        Without `token_bytes`, nothing is read, since no bytes can be stored until it is set.
         """
-        if self.token_bytes is None:
+        if self.token_bytes is None or self._is_read:
             return
         self._seen.clear()
         for model, packed_ids in connection.execute("SELECT model, ids FROM vocabulary").fetchall():
             ids = np.frombuffer(packed_ids, "<u4").astype(np.int64)
             self._mark(model, ids[ids < LARGEST_ID])
+        self._is_read = True
 
     def add(self, connection: sqlite3.Connection, rollouts: Iterable[Rollout]) -> None:
         """Write the bytes of the rollouts' token ids that were not seen before, and count these ids as seen.

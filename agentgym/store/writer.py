@@ -210,36 +210,15 @@ class RolloutWriter:
             return connection
         try:
             connection = open_store(self.path)
-            self._read_vocabulary(connection)
         except Exception as error:
-            close(connection)
             self._wait_for(error)
             return None
+        self.vocabulary.forget()
         self._following = False
         if not self._cut_tried:
             self._cut_done_again(connection)
             self._cut_tried = True
         return connection
-
-    def _read_vocabulary(self, connection: sqlite3.Connection) -> None:
-        """Read which ids' bytes are stored; if they are damaged, no further ones are stored."""
-        try:
-            self.vocabulary.read(connection)
-        except Exception as error:
-            if waits(error):
-                raise
-            self._stop_vocabulary("read", error)
-
-    def _stop_vocabulary(self, done: str, error: Exception) -> None:
-        """Store rollouts without token texts from now on, and warn that the vocabulary can't be `done`."""
-        self.vocabulary.token_bytes = None
-        log.warning(
-            "%s: the vocabulary in it cannot be %s, so no further token texts are stored, and `agentgym view` may "
-            "show none; rollouts are stored without them, and the run continues: %s",
-            self.path,
-            done,
-            said_of(error),
-        )
 
     def _wait_for(self, error: Exception) -> None:
         """Report that the store can't be written for now, unless that was already reported."""
@@ -400,15 +379,29 @@ class RolloutWriter:
 
         An error after which the write may succeed later is raised, so that the rollouts are retried with their bytes.
         """
+        done = "read"
         connection.execute("SAVEPOINT vocabulary")
         try:
+            self.vocabulary.read(connection)
+            done = "written"
             self.vocabulary.add(connection, rollouts)
         except Exception as error:
             if waits(error) or not connection.in_transaction:
                 raise
             connection.execute("ROLLBACK TO vocabulary")
-            self._stop_vocabulary("written", error)
+            self._stop_vocabulary(done, error)
         connection.execute("RELEASE vocabulary")
+
+    def _stop_vocabulary(self, done: str, error: Exception) -> None:
+        """Store rollouts without token texts from now on, and warn that the vocabulary can't be `done`."""
+        self.vocabulary.token_bytes = None
+        log.warning(
+            "%s: the vocabulary in it cannot be %s, so no further token texts are stored, and `agentgym view` may "
+            "show none; rollouts are stored without them, and the run continues: %s",
+            self.path,
+            done,
+            said_of(error),
+        )
 
     def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
         """Write the task, or warn the first time that a task can't be written; its rollouts are written either way."""

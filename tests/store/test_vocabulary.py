@@ -74,6 +74,21 @@ def test_a_token_id_is_looked_up_once_even_by_a_resumed_run(tmp_path: Path) -> N
         assert sorted(store.token_bytes("", range(10))) == [1, 2, 3, 4]
 
 
+def test_a_token_id_is_looked_up_once_even_if_the_tokenizer_is_loaded_after_the_store_was_opened(
+    tmp_path: Path,
+) -> None:
+    asked = []
+    for step in range(2):
+        names = Names()
+        with RolloutWriter(tmp_path, done=step) as writer:
+            writer.add([group(rollout(f"before/{step}"))], step=step)
+            writer.flush()
+            writer.vocabulary.token_bytes = names  # as in runs and evaluations, which load the model later
+            writer.add([group(spoken(f"a/{step}", [1, 2 + step]))], step=step)
+        asked.append(names.asked)
+    assert asked == [[1, 2], [3]]
+
+
 def test_token_bytes_that_did_not_fit_on_a_full_disk_are_stored_with_their_rollouts_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
