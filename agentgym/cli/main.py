@@ -27,7 +27,7 @@ from agentgym.cli.flags import commanded, open_flags
 from agentgym.cli.gc import gc
 from agentgym.cli.ls import ls
 from agentgym.cli.merge import merge
-from agentgym.cli.output import RefusedWords, forget_stdout, say
+from agentgym.cli.output import RefusedWords, flush, forget_stdout, say
 from agentgym.cli.report import report
 from agentgym.cli.sandbox import build
 from agentgym.cli.show import show
@@ -89,13 +89,10 @@ def main(args: Sequence[str] | None = None) -> int:
     on stderr.
     """
     args = sys.argv[1:] if args is None else list(args)
-    if args[:1] in (["--version"], ["-V"]):
-        say(f"agentgym {installed(DISTRIBUTION) or 'from a checkout that is not installed'}")
-        return 0
     try:
         with needs_extra():
             code = _read(args)()
-        sys.stdout.flush()
+        flush()
         return code
     except BrokenPipeError:
         forget_stdout()
@@ -126,6 +123,8 @@ def _read(args: Sequence[str]) -> Callable[[], int]:
     Raises:
         RefusedWords: If a word is wrong; the message says why.
     """
+    if args[:1] in (["--version"], ["-V"]):
+        return _say_version
     path = _path(args, COMMANDS)
     if path == "agentgym train":
         return partial(train_by_flags, args[1:])
@@ -146,6 +145,11 @@ def _read(args: Sequence[str]) -> Callable[[], int]:
     named: dict[str, Any] = {"models": models_in(given, command)} if MODELS in prefixes else {}
     named |= {"parameters": parameters_in(given)} if PREFIX in prefixes else {}
     return partial(made, **named)
+
+
+def _say_version() -> int:
+    say(f"agentgym {installed(DISTRIBUTION) or 'from a checkout that is not installed'}")
+    return 0
 
 
 def _flags(path: str) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -231,6 +232,30 @@ def test_the_usage_of_a_command_calls_its_arguments_by_their_names(
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert say(capsys, "--version") == (0, f"agentgym {version('agentgym-kit')}\n")
+
+
+def command(script: str, stdout: int = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
+    """Run a command line of bash, in which {} stands for agentgym."""
+    words = ["bash", "-c", script.format(f"{sys.executable} -m agentgym")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+
+
+@pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
+def test_a_version_that_cannot_be_printed_is_an_error_of_one_line(where: str) -> None:
+    done = command(f"{{}} --version {where}")
+    assert done.returncode == 1
+    assert re.fullmatch(r"agentgym: stdout (is closed|cannot be written)[^\n]*\n", done.stderr)
+
+
+def test_nothing_is_said_if_nobody_reads_the_version() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = command("{} --version", write)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def without(package: str, *args: str) -> "subprocess.CompletedProcess[str]":
