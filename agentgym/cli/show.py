@@ -197,6 +197,7 @@ def _say_none(store: RolloutStore) -> int:
 
 def _say_rest(many: int, shown: int, option: str) -> None:
     if many > shown:
+        flush()  # so that the rollouts come first, also if stdout and stderr are one file
         sys.stderr.write(f"{shown} of {many} rollouts are shown; --{option} N shows more\n")
 
 

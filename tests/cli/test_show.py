@@ -206,7 +206,7 @@ def test_errors_of_show_are_one_line_that_says_what_to_do(
 def piped(script: str, run: Path) -> "subprocess.CompletedProcess[str]":
     command = f"{sys.executable} -m agentgym show {run}"
     words = ["bash", "-o", "pipefail", "-c", script.format(command)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -217,6 +217,11 @@ def test_a_pipe_gets_plain_text_and_may_close_early(run: Path) -> None:
     assert (done.stdout.split()[0], done.stderr) == ("number", "")
     assert done.returncode == 141
     assert "\x1b" not in piped("{} --best 2 | cat", run).stdout
+
+
+def test_in_one_file_with_stderr_the_rollouts_come_before_the_number_of_those_left_out(run: Path) -> None:
+    said = piped("{} --limit 1 2>&1", run).stdout.splitlines()
+    assert (said[0].split()[0], said[-1]) == ("number", "1 of 5 rollouts are shown; --limit N shows more")
 
 
 @pytest.mark.parametrize("option", ["--limit", "--worst", "--best"])
