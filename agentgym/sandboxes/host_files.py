@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple, Self
 
+from agentgym.files.disk import CODES
+
 MAX_FILES = 10_000
 MAX_DEPTH = 100
 """Maximum depth of a folder copied out of a sandbox.
@@ -61,16 +63,17 @@ class Spool:
     """
 
     def __init__(self, target: Path) -> None:
-        beside = next(folder for folder in (*target.absolute().parents, Path("/")) if folder.is_dir())
-        self._content = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(beside))  # noqa: SIM115  # Closed at the end.
+        self._beside = next(folder for folder in (*target.absolute().parents, Path("/")) if folder.is_dir())
+        self._content = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(self._beside))  # noqa: SIM115  # Closed at the end.
         self.files: list[HostFile] = []
         self.folders: list[str] = []
         """The paths of the folders, relative to the target folder; "" for the target itself."""
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Append bytes."""
-        self._content.write(data)
+        """Append bytes; if they don't fit on the disk, the OSError names the folder of the unnamed file."""
+        with _filling(self._beside):
+            self._content.write(data)
         self.size += len(data)
 
     def add(self, path: str, content: bytes, *, executable: bool = False) -> None:
@@ -90,7 +93,8 @@ class Spool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._content.close()
+        with _filling(self._beside):  # closing writes what is still buffered
+            self._content.close()
 
 
 def find_files(source: Path, target: str) -> list[HostSource]:
@@ -210,13 +214,14 @@ def new_file(target: Path, field: str) -> Iterator[BinaryIO]:
 
     Raises:
         IsADirectoryError: If `target` is a folder.
+        OSError: If the file can't be stored, for example on a full disk; the error names it.
     """
     if target.is_dir():
         raise IsADirectoryError(f"{field}: {str(target)!r} is a folder; give the path of a file")
     target.parent.mkdir(parents=True, exist_ok=True)
     hidden = target.with_name(f".{secrets.token_hex(16)}")
     try:
-        with _nameless(target.parent) or hidden.open("xb") as file:
+        with _filling(target), _nameless(target.parent) or hidden.open("xb") as file:
             yield file
             file.flush()
             if os.fstat(file.fileno()).st_nlink == 0:
@@ -225,6 +230,17 @@ def new_file(target: Path, field: str) -> Iterator[BinaryIO]:
         hidden.replace(target)
     finally:
         hidden.unlink(missing_ok=True)
+
+
+@contextmanager
+def _filling(path: Path) -> Iterator[None]:
+    """Have an OSError of a full or broken disk in the `with` block name the path, unless it names one itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in CODES:
+            error.filename = str(path)
+        raise
 
 
 def _nameless(folder: Path) -> BinaryIO | None:

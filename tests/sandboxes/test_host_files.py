@@ -4,10 +4,11 @@ import asyncio
 import errno
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,26 @@ async def test_a_file_that_cannot_be_stored_is_named_with_the_reason(
     assert failed.value.errno == number
     assert str(tmp_path / target / path).startswith(failed.value.filename)
     assert failed.value.filename.startswith(str(tmp_path / target))
+
+
+@pytest.fixture
+def small_files() -> Iterator[bytes]:
+    """Let this process write only files of 32 MiB, and yield more bytes than that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 20, before[1]))
+    yield bytes((32 << 20) + 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_a_large_copy_that_the_disk_does_not_accept_names_where_it_was_written(
+    tmp_path: Path, small_files: bytes
+) -> None:
+    with pytest.raises(OSError, match=f"File too large: '{tmp_path}'$"), Spool(tmp_path / "folder/file") as spool:
+        spool.write(small_files)
+    target = tmp_path / "archive.tar"
+    with pytest.raises(OSError, match=f"File too large: '{target}'$"), new_file(target, "target") as file:
+        file.write(small_files)
+    assert names_in(tmp_path) == []
 
 
 async def test_a_path_with_a_null_character_is_named_in_every_call(sandbox: Sandbox, tmp_path: Path) -> None:
