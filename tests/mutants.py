@@ -60,9 +60,10 @@ def code_lines(file: str) -> list[str]:
 
 
 def stale(known: dict[str, Any]) -> list[str]:
-    """Return the entries of mutants.toml whose line isn't in its file."""
-    entries = [(entry["file"], entry["line"]) for entry in known["equivalent"]]
-    return sorted({f"{file}: {line}" for file, line in entries if line not in code_lines(file)})
+    """Return the entries of mutants.toml that excuse no fault of their file."""
+    entries = {(entry["file"], entry["line"], entry["fault"]) for entry in known["equivalent"]}
+    there = {mutant.key() for file in {file for file, *_ in entries} for mutant in mutants(file)}
+    return [f"{file}: {line} -> {fault}" for file, line, fault in sorted(entries - there)]
 
 
 def mutants(file: str) -> list[Mutant]:
@@ -193,7 +194,7 @@ def main() -> int:
     equivalent = {(entry["file"], entry["line"], entry["fault"]) for entry in known["equivalent"]}
     drawn = [mutant for file in given.files or known["tests"] for mutant in mutants(file)]
     if missing := stale(known):
-        sys.exit(f"mutants.toml: these lines don't exist: {missing}")
+        sys.exit(f"mutants.toml: these faults don't exist: {missing}")
     random.Random(given.seed).shuffle(drawn)
     drawn = drawn[: given.count or None]
     counts: dict[str, Counter[str]] = {mutant.file: Counter() for mutant in drawn}

@@ -323,7 +323,7 @@ def calls(path: Path) -> set[str]:
     return found
 
 
-def test_mutants_toml_excuses_faults_in_lines_that_exist() -> None:
+def test_mutants_toml_excuses_faults_that_exist() -> None:
     assert not stale(tomllib.loads((ROOT / "tests" / "mutants.toml").read_text()))
 
 
