@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import pytest_asyncio
 from agentgym.sandboxes.docker.client import EngineDown, connect
 from agentgym.sandboxes.docker.docker import Docker, why_no_docker
 from agentgym.sandboxes.local.local import Bubblewrap, Process, why_no_bubblewrap
-from agentgym.sandboxes.protocol import Sandbox, SandboxPool, SandboxSpec
+from agentgym.sandboxes.protocol import ExecResult, Sandbox, SandboxPool, SandboxSpec
 
 KINDS = ["unsafe", "bubblewrap", "docker", "runsc"]
 ROOT = Path(__file__).parents[2]
@@ -201,6 +201,13 @@ def as_user_without_rights(folder: Path, *python: str) -> "subprocess.CompletedP
 def one_more_minute() -> str:
     """Return a number of seconds that no other test or test run sleeps: an unsafe sandbox sees every process here."""
     return f"60.{secrets.randbelow(10**9):09d}"
+
+
+async def cut_after(said: str, run: Callable[[], Awaitable[ExecResult]]) -> ExecResult:
+    """Return the result of a run that its limit cut after this output; a loaded machine may cut runs before it."""
+    while said not in (result := await run()).stdout:
+        assert result.status == "timeout"
+    return result
 
 
 def wait_for_end(pids: list[int], seconds: float = 20.0) -> list[int]:

@@ -9,6 +9,7 @@ import pytest
 from agentgym.errors import ClosedError, SandboxError
 from agentgym.sandboxes.protocol import Branch, ExecResult, Sandbox
 from agentgym.sandboxes.remote.process import WINDOW
+from tests.sandboxes.conftest import cut_after
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -199,10 +200,8 @@ async def test_a_program_survives_a_cell_that_loses_its_state_and_ends_with_the_
     async with sandbox.start(["cat"]) as process:
         assert (await sandbox.python("import os; os._exit(0)")).state_lost
         assert (await sandbox.python("import subprocess\nsubprocess.Popen(['sleep', '60'])")).ok
-        result = await sandbox.python(
-            "import signal\nsignal.signal(2, signal.SIG_IGN)\nwhile True: pass", timeout_s=0.2
-        )
-        assert result.state_lost
+        deaf = "import signal\nsignal.signal(2, signal.SIG_IGN)\nprint('deaf', flush=True)\nwhile True: pass"
+        assert (await cut_after("deaf", lambda: sandbox.python(deaf, timeout_s=0.2))).state_lost
         await process.write("here")
         assert await process.stdout.read(timeout_s=20) == b"here"
         await sandbox.reset()
@@ -278,14 +277,16 @@ async def test_a_shell_at_its_limit_is_interrupted_and_keeps_its_state(sandbox: 
     async with sandbox.shell() as shell:
         await shell.run("A=1")
         for command in ("sleep 60; echo after", "while :; do :; done; echo after", "f() { sleep 60; echo after; }; f"):
-            result = await shell.run(f"echo before; {command}", timeout_s=0.3)
+            words = f"echo before; {command}"
+            result = await cut_after("before", lambda words=words: shell.run(words, timeout_s=0.3))  # type: ignore[misc]
             assert (result.status, result.stdout, result.state_lost) == ("timeout", "before\n", False)
         assert (await shell.run("echo $A")).stdout == "1\n"
 
 
 async def test_a_shell_that_ignores_interrupts_restarts(sandbox: Sandbox) -> None:
     async with sandbox.shell() as shell:
-        result = await shell.run("A=1; trap '' INT; while :; do :; done", timeout_s=0.3)
+        command = "A=1; trap '' INT; echo deaf; while :; do :; done"
+        result = await cut_after("deaf", lambda: shell.run(command, timeout_s=0.3))
         assert result.status == "timeout"
         assert result.state_lost
         assert (await shell.run("echo ${A-none}")).stdout == "none\n"

@@ -6,7 +6,7 @@ import pytest
 
 from agentgym.errors import ClosedError
 from agentgym.sandboxes.protocol import Sandbox, SandboxPool
-from tests.sandboxes.conftest import one_more_minute
+from tests.sandboxes.conftest import cut_after, one_more_minute
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -91,7 +91,8 @@ async def test_closing_a_branch_ends_its_processes_and_no_others(sandbox: Sandbo
 async def test_a_branch_that_is_killed_leaves_the_others_alone(sandbox: Sandbox) -> None:
     await sandbox.python("x = 1")
     async with await sandbox.fork() as one, await one.fork() as two:
-        result = await one.python("import signal\nsignal.signal(2, 1)\nwhile True: pass", timeout_s=0.2)
+        deaf = "import signal\nsignal.signal(2, 1)\nprint('deaf', flush=True)\nwhile True: pass"
+        result = await cut_after("deaf", lambda: one.python(deaf, timeout_s=0.2))
         assert result.status == "timeout"
         assert result.state_lost
         assert "NameError" in (await one.python("x")).stderr
