@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Host:
                 self.canary.stat().st_mode,
                 sorted(p.name for p in self.canary.parent.iterdir()),
             ),
-            "process": Path(f"/proc/{self.process.pid}/stat").read_text().split()[2],
+            "process": self.name_and_state(),
             "priority": os.getpriority(os.PRIO_PROCESS, self.process.pid),
             "name": socket.gethostname(),
             "core": Path("/proc/sys/kernel/core_pattern").read_text(),
@@ -83,6 +84,9 @@ class Host:
             "ipc": [key for kind in ("shm", "sem", "msg") for key in _keys(kind) if key in ("4242", "4243")],
             "evil": [place for place in ("/", "/tmp", "/usr", "/etc", "/run", "/dev/shm", "/root") if _evil(place)],
         }
+
+    def name_and_state(self) -> list[str]:
+        return Path(f"/proc/{self.process.pid}/stat").read_text().split()[1:3]
 
 
 def _lasting(mount: str) -> bool:
@@ -111,7 +115,10 @@ def host() -> Iterator[Host]:
     drop = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"] if os.geteuid() == 0 else []
     with subprocess.Popen([*drop, "sleep", "86400"], env={"PATH": os.defpath, "CANARY": "mine"}) as process:
         try:
-            yield Host(canary, process)
+            made = Host(canary, process)
+            while made.name_and_state() != ["(sleep)", "S"]:  # It starts as another program.
+                time.sleep(0.01)
+            yield made
         finally:
             process.kill()
             shutil.rmtree(folder)

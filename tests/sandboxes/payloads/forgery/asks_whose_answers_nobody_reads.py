@@ -6,4 +6,6 @@
 #: uses = ["frames"]
 
 ask = frame({'id': call, 'ask': 1}, json.dumps(['f', ['x' * 100_000], {}]).encode())
-while True: os.write(3, ask)
+while True:  # On a loaded machine, the time limit may come first.
+    try: os.write(3, ask)
+    except BaseException: pass
