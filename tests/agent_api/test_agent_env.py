@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -253,19 +254,22 @@ def is_running(pid: int) -> bool:
 
 
 async def test_a_time_limit_ends_the_agent_and_keeps_the_sandbox_for_the_rewards() -> None:
-    engine = Drawing()
+    engine, mark = Drawing(), secrets.token_hex(8)  # An unsafe sandbox also sees the agents of other tests.
     engine.gate.clear()
+    env_class: type[Here] = type("Marked", (Here,), {"command": [*command(COUNT), mark]})
     async with Here.sandbox_spec.open(1) as pool, pool.lease() as sandbox:
-        env = Here(TASK)
+        env = env_class(TASK)
         env.sandbox = sandbox
         playing = asyncio.create_task(env.play(Played(engine).policy, TASK.prompt))
         await engine.asked.wait()
+        running = f"ps -ef | grep -c '[{mark[0]}]{mark[1:]}'"
+        assert int((await sandbox.exec(running)).stdout) > 0
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
         assert env.result is not None
         assert (env.result.status, engine.left.is_set()) == ("timeout", True)
-        assert (await sandbox.exec("echo $((1 + 1)); ps -ef | grep -c '[u]rlopen'")).stdout == "2\n0\n"
+        assert (await sandbox.exec(f"echo $((1 + 1)); {running}")).stdout == "2\n0\n"
 
 
 class Short(Here):
