@@ -15,6 +15,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.environments.mixture import Member, mix
 from agentgym.errors import EnvError
+from agentgym.machine.time_limits import all_clocks_stopped
 from agentgym.scheduling import run_groups
 from agentgym.testing import check_env
 from agentgym.testing.env_checks.plays import Waiting
@@ -61,6 +62,7 @@ class Other(Searching):
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     events.clear()
+    counting.clear()
 
 
 def tasks(count: int) -> list[ag.Task]:
@@ -241,16 +243,18 @@ def test_an_invalid_open_resources_is_refused_when_the_class_is_created(bare: bo
         type("Made", (Searching,), {"open_resources": made})
 
 
+counting = threading.Event()
+"""Set by a query of `Counting` once it runs."""
+
+
 class Counting(ag.ToolEnv[ag.Task]):
     """A tool that hangs in a C call until its connection is interrupted."""
 
     db: sqlite3.Connection
-    running: threading.Event
 
     async def setup(self) -> None:
         self.db = sqlite3.connect(":memory:", check_same_thread=False)
-        self.running = threading.Event()
-        self.db.create_function("began", 0, self.running.set)
+        self.db.create_function("began", 0, counting.set)
 
     @ag.tool(timeout_s=0.05)
     def count(self) -> str:
@@ -270,8 +274,16 @@ class Counting(ag.ToolEnv[ag.Task]):
         return 0.0
 
 
+async def count_forever(env: type[Counting]) -> ag.Rollout:
+    """Play a rollout whose tool hangs in a C call; its time limit starts once the call has begun."""
+    with all_clocks_stopped():
+        playing = asyncio.create_task(ag.rollout(env, tasks(1)[0], Scripted([call("count"), say("x")])))
+        await asyncio.to_thread(counting.wait)
+    return await playing
+
+
 async def test_the_env_can_interrupt_a_timed_out_c_call_so_that_it_can_close(no_leaks: None) -> None:
-    rollout = await ag.rollout(Counting, tasks(1)[0], Scripted([call("count"), say("x")]))
+    rollout = await count_forever(Counting)
     assert rollout.transcript()[0].messages[2]["content"] == "error: tool 'count' timed out after 0.05 s"
     assert rollout.reward == 0.0
     assert events == ["interrupt"]
@@ -283,7 +295,7 @@ async def test_an_interrupt_that_raises_is_logged_and_has_no_effect(caplog: pyte
             super().interrupt()
             raise RuntimeError("not now")
 
-    rollout = await ag.rollout(Raising, tasks(1)[0], Scripted([call("count"), say("x")]))
+    rollout = await count_forever(Raising)
     assert rollout.reward == 0.0
     assert "Raising.interrupt raised RuntimeError: not now" in caplog.text
 
