@@ -166,94 +166,95 @@ async def test_a_yielded_stop_ends_the_tool_and_the_rollout() -> None:
     assert [message["content"] for message in rollout.segments[0].turns[0].env_messages] == ["all done"]
 
 
-class Endless(ag.ToolEnv[ag.Task]):
-    """Its tools yield endlessly, and await nothing."""
+def endless(timeout_s: float = 30.0, **limits: Any) -> type[ag.ToolEnv[ag.Task]]:
+    """Return an env whose tools yield endlessly, and await nothing."""
 
-    limits = ag.Limits(turns=4, context_tokens=10**9)
-
-    @ag.tool(timeout_s=0.05)
-    async def lines(self) -> AsyncIterator[str]:
-        """Yield the lines of a file that has no end."""
-        while True:
-            spend()
-            yield "y"
-
-    @ag.tool(timeout_s=0.05)
-    async def stubborn(self) -> AsyncIterator[str]:
-        """Continue when it is closed for the first time."""
-        closed = 0
-        while True:
-            try:
+    class Endless(ag.ToolEnv[ag.Task]):
+        @ag.tool(timeout_s=timeout_s)
+        async def lines(self) -> AsyncIterator[str]:
+            """Yield the lines of a file that has no end."""
+            while True:
                 spend()
                 yield "y"
-            except GeneratorExit:
-                closed += 1
-                if closed == 2:
-                    raise
 
-    @ag.tool(timeout_s=0.05)
-    async def deaf(self) -> AsyncIterator[str]:
-        """Continue when it is cancelled."""
-        for _ in range(10_000):
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.001)
-            yield "y"
+        @ag.tool(timeout_s=timeout_s)
+        async def stubborn(self) -> AsyncIterator[str]:
+            """Continue when it is closed for the first time."""
+            closed = 0
+            while True:
+                try:
+                    spend()
+                    yield "y"
+                except GeneratorExit:
+                    closed += 1
+                    if closed == 2:
+                        raise
 
-    @ag.tool(timeout_s=0.05)
-    @plainly
-    async def wrapped(self) -> AsyncIterator[str]:
-        """Yield endlessly inside a decorator."""
-        while True:
-            spend()
-            yield "y"
+        @ag.tool(timeout_s=timeout_s)
+        async def deaf(self) -> AsyncIterator[str]:
+            """Continue when it is cancelled."""
+            for _ in range(10_000):
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.001)
+                yield "y"
 
-    @ag.reward
-    async def right(self) -> float:
-        return 1.0
+        @ag.tool(timeout_s=timeout_s)
+        @plainly
+        async def wrapped(self) -> AsyncIterator[str]:
+            """Yield endlessly inside a decorator."""
+            while True:
+                spend()
+                yield "y"
+
+        @ag.reward
+        async def right(self) -> float:
+            return 1.0
+
+    Endless.limits = ag.Limits(turns=4, context_tokens=10**9, **limits)
+    return Endless
 
 
 def spend() -> None:
+    """Work for a millisecond, also by the clock of a loop in virtual time."""
+    asyncio.get_running_loop().advance(0.001)  # type: ignore[attr-defined]
     until = time.perf_counter() + 0.001
     while time.perf_counter() < until:
         pass
 
 
 @pytest.mark.parametrize("name", ["lines", "wrapped", "deaf"])
-async def test_a_stream_that_awaits_nothing_is_cut_at_its_limit_without_blocking_others(name: str) -> None:
+def test_a_stream_that_awaits_nothing_is_cut_at_its_limit_without_blocking_others(name: str) -> None:
     turns, ended = 0, False
 
     async def beside() -> None:
         nonlocal turns
         while not ended:
             turns += 1
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
-    other = asyncio.create_task(beside())
-    played = await ag.rollout(Endless, TASK, Scripted([call(name), say("done")]))
-    ended = True
-    await other
+    async def play() -> ag.Rollout:
+        nonlocal ended
+        other = asyncio.create_task(beside())
+        played = await ag.rollout(endless(timeout_s=0.05), TASK, Scripted([call(name), say("done")]))
+        ended = True
+        await other
+        return played
+
+    played = run_in_virtual_time(play())
     assert f"tool '{name}' timed out after 0.05 s" in played.segments[0].turns[0].env_messages[0]["content"]
     assert turns > 1
 
 
-async def test_a_stream_that_ignores_being_closed_has_timed_out_and_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    played = await ag.rollout(Endless, TASK, Scripted([call("stubborn"), say("done")]))
+def test_a_stream_that_ignores_being_closed_has_timed_out_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    script = Scripted([call("stubborn"), say("done")])
+    played = run_in_virtual_time(ag.rollout(endless(timeout_s=0.05), TASK, script))
     said = played.segments[0].turns[0].env_messages[0]["content"]
     assert "tool 'stubborn' timed out after 0.05 s" in said
     assert "RuntimeError: async generator ignored GeneratorExit" in caplog.text
     assert played.reward == 1.0
 
 
-async def test_the_rollouts_limit_applies_to_a_stream_that_awaits_nothing() -> None:
-    env: Any = type("Short", (Endless,), {"limits": ag.Limits(seconds=0.1), "lines": ag.tool(Endless.lines)})
-    played = await ag.rollout(env, TASK, Scripted([call("lines"), say("done")]))
+@pytest.mark.parametrize("name", ["lines", "deaf", "stubborn"])
+def test_the_rollouts_limit_applies_to_a_stream_that_awaits_nothing_or_ignores_being_cut(name: str) -> None:
+    played = run_in_virtual_time(ag.rollout(endless(seconds=0.1), TASK, Scripted([call(name), say("done")])))
     assert played.stop_reason == "seconds"
-
-
-async def test_the_rollouts_limit_applies_to_a_stream_that_ignores_being_cut() -> None:
-    for name in ("deaf", "stubborn"):
-        tools: Any = {"limits": ag.Limits(seconds=0.1), name: ag.tool(getattr(Endless, name))}
-        played = await ag.rollout(type("Short", (Endless,), tools), TASK, Scripted([call(name), say("done")]))
-        assert played.stop_reason == "seconds"
