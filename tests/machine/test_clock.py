@@ -170,7 +170,8 @@ class Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
-        named.set()
+        if "in spin" in self.lines[-1]:  # A loaded machine may also block the loop in other code for that long.
+            named.set()
 
 
 @pytest.fixture
@@ -204,15 +205,15 @@ async def test_env_code_that_blocks_the_loop_is_named_with_file_and_line(
 
     where.append(method)
     await run_groups(Holding, [TASK], Scripted([call("busy"), say("sum"), say("done")]), n=1, on_rollout=told)
-    assert said[0].startswith(f"{holder} has blocked the event loop for ")
-    assert f"at {Path(__file__).name}:" in said[0]
-    assert "in spin" in said[0]
+    line = next(line for line in said if "in spin" in line)
+    assert line.startswith(f"{holder} has blocked the event loop for ")
+    assert f"at {Path(__file__).name}:" in line
 
 
 async def test_a_waiting_loop_is_not_reported_as_blocked(said: list[str]) -> None:
     keep_time(asyncio.get_running_loop())
     await asyncio.sleep(0.5)
-    assert not said
+    assert not [line for line in said if "in select" in line]  # Other code may be blocked by a loaded machine.
 
 
 class Stuck(logging.Handler):
