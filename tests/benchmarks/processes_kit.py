@@ -28,6 +28,8 @@ class Processes:
     note: str = "a note"
     ways: tuple[str, ...] = ("pipe",)
     running: list[Process] = field(default_factory=list)
+    calls: int = 0
+    made: int = 0
 
     async def open(self) -> None:
         os.write(1, b"this is no answer\n")
@@ -37,6 +39,7 @@ class Processes:
     async def new(self) -> Process:
         made = started()
         self.running.append(made)
+        self.made += 1
         return made
 
     async def call(self, sandbox: Process, way: str) -> None:
@@ -45,6 +48,7 @@ class Processes:
         assert sandbox.stdout
         print("1", file=sandbox.stdin, flush=True)
         assert await asyncio.to_thread(sandbox.stdout.readline) == "1\n"
+        self.calls += 1
 
     async def pid(self, sandbox: Process) -> int:
         return sandbox.pid
@@ -66,5 +70,12 @@ async def pids(self: Answering[Process]) -> list[int]:
     return [sandbox.pid for sandbox in self.warm]
 
 
+async def counts(self: Answering[Process]) -> tuple[int, int]:
+    """Return the numbers of calls and of new sandboxes so far."""
+    assert isinstance(self.kit, Processes)
+    return self.kit.calls, self.kit.made
+
+
 Answering.pids = pids  # type: ignore[attr-defined]
+Answering.counts = counts  # type: ignore[attr-defined]
 asyncio.run(answer(Processes(sys.argv[1])))

@@ -1,17 +1,20 @@
 """The sandbox benchmark: its ratios, its turns, the pipe to another kit's program, and a complete quick run."""
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from agentgym.sandboxes.local.local import why_no_bubblewrap
 from benchmarks.harness import at_least, at_most, report
+from benchmarks.sandbox import measure
 from benchmarks.sandbox.__main__ import other_kits, runnable
 from benchmarks.sandbox.goals import LIMITS, NAMES, goals, ratios
 from benchmarks.sandbox.measure import CALLS_PER_EPISODE, Rate, by_turns, cpu_s, rate
@@ -112,7 +115,9 @@ async def test_sides_take_turns_and_each_rate_uses_its_own_time() -> None:
     assert order == ["quick", "slow"] * 4
 
 
-async def test_a_rate_counts_concurrent_actions() -> None:
+async def test_a_rate_counts_concurrent_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 0.25)  # a quarter of a second passes between two looks
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     going, most = 0, 0
 
     async def action() -> None:
@@ -123,7 +128,8 @@ async def test_a_rate_counts_concurrent_actions() -> None:
         going -= 1
 
     assert (await rate([action, action], 0.0)).times == 0
-    assert (await rate([action, action], 0.01)).times >= 2
+    assert most == 0
+    assert await rate([action, action], 1.0) == Rate(2.0, 3)
     assert most == 2
 
 
@@ -144,10 +150,16 @@ async def test_another_kits_program_does_what_it_is_told_and_reports_its_duratio
     found = await peer.ask("latency", way="pipe", times=20)
     assert 0 < found["p50_ms"] <= found["p99_ms"]
     assert found["cpu_ms_per_call_1"] > 1  # each call keeps its sandbox busy for some 2 ms
-    calls, episodes = await peer.side("calls", "pipe", 2)(0.1), await peer.side("episodes", "pipe", 2)(0.1)
-    assert calls.times >= 1
+    await peer.side("calls", "pipe", 2)(0.0)  # It warms two sandboxes.
+    made = [await peer.ask("counts")]
+    calls = await peer.side("calls", "pipe", 2)(0.1)
+    made.append(await peer.ask("counts"))
+    episodes = await peer.side("episodes", "pipe", 2)(0.1)
+    made.append(await peer.ask("counts"))
+    (before, _), (between, warm), (after, new) = made
+    assert between - before == calls.times >= 1
+    assert (after - between, new - warm) == (CALLS_PER_EPISODE * episodes.times, episodes.times)
     assert episodes.times >= 1
-    assert calls.a_second > episodes.a_second * 2  # an episode is CALLS_PER_EPISODE calls and a new sandbox
     assert CALLS_PER_EPISODE == 8
     started = await peer.ask("new_sandboxes", times=3)
     assert started == sorted(started)
