@@ -25,7 +25,7 @@ from agentgym.sandboxes.docker.client import connect
 from agentgym.sandboxes.docker.docker import Docker
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.sandboxes.remote.refusals import SANDBOX_LOST
-from tests.sandboxes.conftest import wait_for_end
+from tests.sandboxes.conftest import descriptors, wait_for_end
 from tests.sandboxes.engines import Engine, started
 
 if TYPE_CHECKING:
@@ -273,10 +273,6 @@ class Chaos:
         return said
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 async def _as_coroutine(steps: Any) -> None:
     await steps
 
@@ -315,7 +311,7 @@ async def _client_process() -> AsyncIterator[asyncio.subprocess.Process]:
 async def test_after_everything_dies_nothing_is_left_and_every_episode_is_accounted_for(
     size: Size, engine: Engine, many_files: None
 ) -> None:
-    handles = open_files()
+    handles = descriptors()
     threads = threading.active_count()
     chaos = Chaos(size, engine, random.Random(SEED))
     await chaos.run()
@@ -338,5 +334,5 @@ async def test_after_everything_dies_nothing_is_left_and_every_episode_is_accoun
         assert not client.volumes()["Volumes"]
     assert chaos.folders() == []
     gc.collect()
-    assert open_files() <= handles
+    assert descriptors() <= handles
     assert threading.active_count() <= threads

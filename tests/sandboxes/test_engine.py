@@ -18,6 +18,7 @@ from agentgym.sandboxes.docker.images.names import default_image
 from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.pool import Pool
 from agentgym.sandboxes.remote.sandbox import RemoteSandbox
+from tests.sandboxes.conftest import descriptors
 
 pytestmark = pytest.mark.docker
 
@@ -195,10 +196,10 @@ def test_a_refused_connection_leaves_no_socket_open_while_its_error_is_kept(tmp_
         bound.bind(str(deaf))
         link.unlink()
         link.symlink_to(deaf)
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = descriptors()
         with pytest.raises(OSError, match="refused") as kept:
             client.version()
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert descriptors() == before
     assert kept.tb is not None
     client.close()
 

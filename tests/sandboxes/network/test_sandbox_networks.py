@@ -7,7 +7,6 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from agentgym.sandboxes.local.local import Bubblewrap
 from agentgym.sandboxes.network.rules import Allow
 from agentgym.sandboxes.protocol import LocalAddress, Sandbox
 from agentgym.sandboxes.remote.sandbox import RemoteSandbox
-from tests.sandboxes.conftest import make
+from tests.sandboxes.conftest import descriptors, make
 from tests.sandboxes.network.conftest import host, sandbox_of
 
 SERVE = """
@@ -53,10 +52,6 @@ def get(url: str) -> bytes:
 
 async def fetched(address: LocalAddress, path: str = "/") -> bytes:
     return await asyncio.to_thread(get, address.url + path)
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def text(sandbox: Sandbox, code: str) -> str:
