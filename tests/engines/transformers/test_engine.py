@@ -632,12 +632,20 @@ async def test_closing_fails_unanswered_requests(model: Any) -> None:
     engine = engine_over(model, slots=1)
     with pytest.raises(EngineError, match="not open"):
         await engine.release("s")
+    loop, standing, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def stand_still(*_: object) -> None:
+        loop.call_soon_threadsafe(standing.set)
+        go_on.wait()
+
     async with engine:
+        model.lm_head.register_forward_pre_hook(stand_still)
         asked = [
             asyncio.create_task(engine.generate(ids_of(5), session=f"{i}", max_tokens=120, sampling=WARM, seed=0))
             for i in range(3)
         ]
-        await engine.score(ids_of(2), sampling=WARM)
+        await standing.wait()
+        loop.call_soon(go_on.set)  # It runs while the engine closes.
     async with asyncio.timeout(60):
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(outcome, EngineError | Completion) for outcome in outcomes)
