@@ -1,12 +1,11 @@
 """Processes that ended in a sandbox are collected, and the collector wakes only if there is something to collect."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.sandboxes.conftest import make
+from tests.sandboxes.conftest import below, make
 
 LEAVES_ZOMBIES = """
 import os
@@ -21,16 +20,13 @@ for _ in range(20):
 ZOMBIES = "import os; sum(' Z ' in open(f'/proc/{n}/stat').read() for n in os.listdir('/proc') if n.isdigit())"
 
 
-def descendants(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield int(child)
-            yield from descendants(int(child))
-
-
 def depth(pid: int) -> int:
     """Return the depth of the process's PID namespace if it is that namespace's first process, else 0."""
-    line = Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].splitlines()[0].split()
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # It has ended in the meantime.
+        return 0
+    line = status.partition("NSpid:")[2].splitlines()[0].split()
     return len(line) if line[-1] == "1" else 0
 
 
@@ -44,7 +40,7 @@ def wakings(pid: int) -> int:
 async def test_a_call_that_leaves_no_process_wakes_only_its_worker_and_supervisor() -> None:
     async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
         await sandbox.python("1")
-        first = max(descendants(os.getpid()), key=depth)
+        first = max(below(os.getpid()), key=depth)
         assert depth(first) > 1
         before = wakings(first)
         for _ in range(20):
