@@ -17,7 +17,7 @@ from agentgym.environments.forks import AnswerT, Model
 from agentgym.errors import EngineError, ModelLimitError
 from agentgym.files.disk import disk_trouble
 from agentgym.files.names import whole_path
-from agentgym.judges.model_roles import kept
+from agentgym.judges.model_roles import NoAnswerInTime, kept
 from agentgym.judges.structured import read_answer
 from agentgym.machine.time_limits import off_the_clock
 from agentgym.types.messages import Message
@@ -189,7 +189,7 @@ class Judge(Generic[AnswerT]):
                     timeout_s=self.timeout_s,
                 )
             except EngineError as error:
-                if retries == self.retries:
+                if retries == self.retries or isinstance(error, NoAnswerInTime):
                     raise
                 raise EngineError(
                     f"{error}; Judge.calls of {self.calls} left {retries} of {self.retries} retries, because a retry "

@@ -30,6 +30,10 @@ FIRST_WAIT_S = 0.5
 DoneT = TypeVar("DoneT", Completion, MessageCompletion)
 
 
+class NoAnswerInTime(EngineError):
+    """A model role did not respond within `timeout_s`."""
+
+
 def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
     """Return the models as a dict.
 
@@ -224,7 +228,7 @@ class AskedModel(Model):
             except TimeoutError as error:
                 if not limit.expired():
                     raise
-                raise EngineError(f"model {self.name!r}: no response within {timeout_s:g} s (timeout_s)") from error
+                raise NoAnswerInTime(f"model {self.name!r}: no response within {timeout_s:g} s (timeout_s)") from error
             finally:
                 self.count("seconds", loop.time() - start)
 

@@ -236,6 +236,17 @@ async def test_repeated_requests_count_toward_the_allowed_calls() -> None:
     assert engine.asked == 2
 
 
+async def test_calls_are_not_blamed_for_a_response_that_is_late() -> None:
+    class Hangs(Scripted):
+        async def generate(self, token_ids: Any, **named: Any) -> Completion:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    hasty = judged(calls=1, retries=9, timeout_s=0.01)
+    rollout = await ag.rollout(hasty, TASK, Scripted([say("x")]), models={"judge": Hangs([])})
+    assert str(rollout.error).endswith("no response within 0.01 s (timeout_s)")
+
+
 async def test_calls_are_not_blamed_if_they_left_all_retries() -> None:
     engine = Counting(lambda text: say("what?"))
     rollout = await ag.rollout(judged(calls=3, retries=2), TASK, Scripted([say("x")]), models={"judge": engine})
