@@ -213,12 +213,14 @@ def new_file(target: Path, field: str) -> Iterator[BinaryIO]:
         field: Name of the caller's argument that contains the path, for the error message.
 
     Raises:
+        FileExistsError: If a link or a file is where a folder of the path is needed.
         IsADirectoryError: If `target` is a folder.
-        OSError: If the file can't be stored, for example on a full disk; the error names it.
+        OSError: If the file can't be stored for another reason, for example on a full disk; the error names it.
     """
     if target.is_dir():
         raise IsADirectoryError(f"{field}: {str(target)!r} is a folder; give the path of a file")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with _naming(target.parent, field=field):
+        target.parent.mkdir(parents=True, exist_ok=True)
     hidden = target.with_name(f".{secrets.token_hex(16)}")
     try:
         with _filling(target), _nameless(target.parent) or hidden.open("xb") as file:
@@ -311,15 +313,18 @@ def _folder_below(top: Path, parts: Sequence[str]) -> Iterator[int]:
 
 
 @contextmanager
-def _naming(top: Path, *parts: str) -> Iterator[None]:
-    """Turn an OSError in the `with` block into one that names the whole path and what is in its way, if anything."""
+def _naming(top: Path, *parts: str, field: str = "target") -> Iterator[None]:
+    """Turn an OSError in the `with` block into one that names the whole path and what is in its way, if anything.
+
+    `field` is the name of the caller's argument that contains the path.
+    """
     try:
         yield
     except OSError as error:
         path = top.joinpath(*parts)
         if error.errno in IN_THE_WAY:
             raise FileExistsError(
-                f"target: {IN_THE_WAY[error.errno]} is in the way of {str(path)!r}; remove it or give another path"
+                f"{field}: {IN_THE_WAY[error.errno]} is in the way of {str(path)!r}; remove it or give another path"
             ) from error
         raise OSError(error.errno, error.strerror, str(path)) from error
 

@@ -299,6 +299,38 @@ async def test_a_file_call_that_gets_a_folder_names_its_argument(sandbox: Sandbo
             await each.snapshot(tmp_path)
 
 
+async def test_a_file_call_whose_target_is_below_a_file_names_its_argument(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    both: list[Sandbox] = [sandbox, FakeSandbox()]
+    for each in both:
+        await each.write({"f": "x"})
+        with pytest.raises(FileExistsError, match=r"^target: a link or a file is in the way of '.*/file'"):
+            await each.archive("f", tmp_path / "file/f")
+        with pytest.raises(FileExistsError, match=r"^path: a link or a file is in the way of '.*/file/a'"):
+            await each.snapshot(tmp_path / "file/a/f")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+async def test_a_file_in_a_sandbox_is_no_folder_for_other_files(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("1")
+    both: list[Sandbox] = [sandbox, FakeSandbox()]
+    for each in both:
+        await each.write({"f": "x", "d/e/f": "y"})
+        for below in ("f/g", "f/g/h"):
+            for call in (each.write({below: "1"}), each.put(tmp_path / "one", below), each.read(below)):
+                with pytest.raises(NotADirectoryError):
+                    await call
+            with pytest.raises(NotADirectoryError):
+                await each.unpack(tar_of({"x": b"1"}, 1 << 20), below)
+        with pytest.raises(NotADirectoryError):
+            await each.write({"g": "1", "g/h": "2"})
+        for folder in ("d", "d/e"):
+            for call in (each.write({folder: "1"}), each.put(tmp_path / "one", folder)):
+                with pytest.raises(IsADirectoryError):
+                    await call
+        assert [await each.read_text(path) for path in ("f", "d/e/f")] == ["x", "y"]
+
+
 @pytest.mark.parametrize(
     ("source", "target", "what"),
     [

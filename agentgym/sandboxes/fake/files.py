@@ -37,7 +37,7 @@ def read_file(files: Mapping[str, bytes], path: str, limit: int) -> bytes:
     name = path_of(path)
     if name not in files:
         folder = any(is_below(other, PurePosixPath(name)) for other in files)
-        raise NotAFile(f"{path!r} is not a file") if folder else of_number(errno.ENOENT, path)
+        raise NotAFile(f"{path!r} is not a file") if folder else _missing(files, name, path)
     if len(files[name]) > limit:
         raise WrongContent(f"{path} has {len(files[name])} bytes, but the limit is {limit}")
     return files[name]
@@ -55,8 +55,33 @@ def names_in(files: Mapping[str, bytes], path: str) -> list[str]:
     if str(folder) in files:
         raise of_number(errno.ENOTDIR, path)
     if not inside and str(folder) != ".":
-        raise of_number(errno.ENOENT, path)
+        raise _missing(files, str(folder), path)
     return sorted({p.parts[0] + ("/" if len(p.parts) > 1 else "") for p in inside})
+
+
+def _missing(files: Mapping[str, bytes], name: str, path: str) -> Exception:
+    """Return the error for a name that no file has; `path` is what the caller asked for."""
+    below_file = any(str(folder) in files for folder in PurePosixPath(name).parents)
+    return of_number(errno.ENOTDIR if below_file else errno.ENOENT, path)
+
+
+def with_files(files: Mapping[str, bytes], more: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files and those of `more`, whose names `path_of` returned and which replace files of the same name.
+
+    Raises:
+        SandboxContentError: If a file of one of them is where the other needs a folder.
+    """
+    folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
+    stored = dict(files)
+    for name, content in more.items():
+        parents = {str(folder) for folder in PurePosixPath(name).parents}
+        if name in folders:
+            raise of_number(errno.EISDIR, name)
+        if not parents.isdisjoint(stored):
+            raise of_number(errno.ENOTDIR, name)
+        stored[name] = content
+        folders |= parents
+    return stored
 
 
 def load_tree(source: Path, target: str) -> dict[str, bytes]:

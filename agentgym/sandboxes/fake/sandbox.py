@@ -20,6 +20,7 @@ from agentgym.sandboxes.fake.files import (
     read_file,
     store,
     tar_of,
+    with_files,
 )
 from agentgym.sandboxes.fake.programs import FakeProcess, FakeShell, blocking, run_cell
 from agentgym.sandboxes.host_files import new_file, open_file, open_snapshot
@@ -122,7 +123,7 @@ class FakeSandbox(Networked, Branch):
         """
         if "." in map(path_of, files):
             raise WrongContent("files: '.' is a folder")
-        self.files |= {path_of(path): data for path, data in files.items()}
+        self.files = with_files(self.files, {path_of(path): data for path, data in files.items()})
 
     async def _read(self, path: str, limit: int, timeout_s: float) -> bytes:
         return read_file(self.files, path, limit)
@@ -132,7 +133,7 @@ class FakeSandbox(Networked, Branch):
 
     async def _put(self, source: Path, target: str, timeout_s: float, progress: Progress | None) -> None:
         loaded = load_tree(source, target)
-        self.files |= loaded
+        self.files = with_files(self.files, loaded)
         if progress is not None:
             progress(sum(map(len, loaded.values())))
 
@@ -174,10 +175,9 @@ class FakeSandbox(Networked, Branch):
                 open_file(archive, "archive") if isinstance(archive, Path) else io.BytesIO(archive) as given,
                 tarfile.open(fileobj=given) as tar,
             ):
-                for member in tar:
-                    content = tar.extractfile(member)
-                    if content is not None:
-                        self.files[path_of(str(PurePosixPath(path, member.name)))] = content.read()
+                found = ((member.name, tar.extractfile(member)) for member in tar)
+                packed = {path_of(str(PurePosixPath(path, name))): file.read() for name, file in found if file}
+                self.files = with_files(self.files, packed)
         except tarfile.TarError as error:
             raise ValueError(f"not a tar archive, or an incomplete one: {error}") from None
 
