@@ -207,7 +207,11 @@ class Endpoint:
             raise EngineError("the endpoint is not open: use it inside `async with`")
         request = self._request(messages, tools, sampling_fields(sampling, max_tokens=max_tokens, seed=seed))
         answer, retries = await client.ask(request)
-        made = completion_of(answer, in_prompt=self.tools == "prompt" and bool(tools), turns=len(messages))
+        try:
+            made = completion_of(answer, in_prompt=self.tools == "prompt" and bool(tools), turns=len(messages))
+        except EngineError as error:
+            error.sent_again = retries
+            raise
         usage = replace(made.usage, cost=self._cost(made.usage), sent_again=retries)
         self._state.usage += usage
         return replace(made, usage=usage)

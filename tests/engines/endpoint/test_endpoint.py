@@ -194,6 +194,16 @@ async def test_transient_failures_are_retried_and_nothing_is_lost() -> None:
     assert f"{'':<10}{engine.usage.sent_again} requests were sent again after a failure" in score_lines(evaluation)
 
 
+async def test_requests_sent_again_are_counted_if_the_response_is_then_refused() -> None:
+    def answers(request: Request, number: int) -> Sent:
+        return said("no", reason="content_filter") if number else Sent("no", 503, SOON)
+
+    async with chat_server(answers) as server, endpoint(server, retries=2) as engine:
+        rollout = await ag.rollout(Shop, Shop.tasks("test")[0], engine)
+        assert rollout.reward is None
+        assert rollout.metrics["usage/sent_again"] == engine.sent_again == 1
+
+
 async def test_a_rollout_that_is_never_answered_fails_alone_with_the_reason(tmp_path: Path) -> None:
     def answers(request: Request, number: int) -> Sent:
         return Sent("no", 503, SOON) if request["messages"][0]["content"] == "down" else buys(request, number)
