@@ -72,7 +72,7 @@ class Spool:
 
     def write(self, data: bytes) -> None:
         """Append bytes; if they don't fit on the disk, the OSError names the folder of the unnamed file."""
-        with _filling(self._beside):
+        with _filling(self._beside, self._beside):
             self._content.write(data)
         self.size += len(data)
 
@@ -93,7 +93,7 @@ class Spool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _filling(self._beside):  # closing writes what is still buffered
+        with _filling(self._beside, self._beside):  # closing writes what is still buffered
             self._content.close()
 
 
@@ -223,7 +223,7 @@ def new_file(target: Path, field: str) -> Iterator[BinaryIO]:
         target.parent.mkdir(parents=True, exist_ok=True)
     hidden = target.with_name(f".{secrets.token_hex(16)}")
     try:
-        with _filling(target), _nameless(target.parent) or hidden.open("xb") as file:
+        with _filling(target, target.parent), _nameless(target.parent) or hidden.open("xb") as file:
             yield file
             file.flush()
             if os.fstat(file.fileno()).st_nlink == 0:
@@ -231,16 +231,20 @@ def new_file(target: Path, field: str) -> Iterator[BinaryIO]:
                 os.link(f"/proc/self/fd/{file.fileno()}", hidden, src_dir_fd=file.fileno(), follow_symlinks=True)
         hidden.replace(target)
     finally:
-        hidden.unlink(missing_ok=True)
+        with suppress(OSError):  # usually missing; on a read-only disk, this error would replace the one above
+            hidden.unlink()
 
 
 @contextmanager
-def _filling(path: Path) -> Iterator[None]:
-    """Have an OSError of a full or broken disk in the `with` block name the path, unless it names one itself."""
+def _filling(path: Path, folder: Path) -> Iterator[None]:
+    """Have an OSError of a full or broken disk in the `with` block name the path instead of a temporary file.
+
+    An error that names a file outside of `folder`, in which the temporary file is, stays as it is.
+    """
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno in CODES:
+        if error.errno in CODES and (error.filename is None or Path(error.filename).parent == folder):
             error.filename = str(path)
         raise
 

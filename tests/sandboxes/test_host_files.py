@@ -299,6 +299,26 @@ async def test_a_file_call_that_gets_a_folder_names_its_argument(sandbox: Sandbo
             await each.snapshot(tmp_path)
 
 
+@pytest.fixture(params=["nr_inodes=1", "ro"])
+def closed_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder on a disk that accepts no file, because it has room for none or is read-only."""
+    command = ["mount", "-t", "tmpfs", "-o", request.param, "tmpfs", str(tmp_path)]
+    mounted = subprocess.run(command, check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+async def test_a_copy_to_a_disk_that_accepts_no_file_names_no_temporary_file(closed_disk: Path) -> None:
+    refused = "No space left on device|Read-only file system"
+    with pytest.raises(OSError, match=f"({refused}): '{closed_disk}'$"), Spool(closed_disk / "file") as spool:
+        spool.write(bytes(host_files.IN_MEMORY + 1))
+    target = closed_disk / "archive.tar"
+    with pytest.raises(OSError, match=f"({refused}): '{target}'$"), new_file(target, "target"):
+        pass
+
+
 async def test_a_file_call_whose_target_is_below_a_file_names_its_argument(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     both: list[Sandbox] = [sandbox, FakeSandbox()]
