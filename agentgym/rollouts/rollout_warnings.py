@@ -12,7 +12,7 @@ from agentgym.engines.base import Engine
 from agentgym.engines.messages import MessageEngine
 from agentgym.environments.env import Env
 from agentgym.environments.rewards import ZERO
-from agentgym.store.tool_counts import ToolCounts
+from agentgym.store.tool_counts import calls_in, is_malformed
 from agentgym.types.rollout import Rollout
 from agentgym.types.transcript import printable, shorten
 
@@ -83,9 +83,12 @@ class ToolUse:
         """Count the scored rollouts among these."""
         had = [r for r in rollouts if r.reward is not None and any(segment.tools for segment in r.segments)]
         self.offered += len(had)
-        # The env's own count leaves out malformed calls. An agent program's env has none.
-        self.calls += int(sum(r.metrics.get("tool_calls", ToolCounts.of([r]).calls.total()) for r in had))
-        self.malformed += int(sum(r.metrics.get("malformed_calls", 0) for r in had))
+        for rollout in had:
+            written = [call for message in rollout.messages for call in calls_in(message)]
+            malformed = max(sum(map(is_malformed, written)), int(rollout.metrics.get("malformed_calls", 0)))
+            self.malformed += malformed
+            # The env's count lacks calls that a limit cut off, and those that an agent program or its own step makes.
+            self.calls += max(len(written) - malformed, int(rollout.metrics.get("tool_calls", 0)))
 
     def warning(self) -> str | None:
         """Return a sentence if at least `LEAST_OFFERED` rollouts had tools and none called one, otherwise None."""

@@ -118,6 +118,12 @@ def _name_of(call: object) -> str:
     return name if isinstance(name, str) else ""
 
 
+def is_malformed(call: object) -> bool:
+    """Return whether a call's arguments are text, because the model didn't write an object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("arguments"), str)
+
+
 def call_counts(rollout: Rollout) -> tuple[int, int]:
     """Return how many tool calls the model of a rollout made, and how many of them failed."""
     calls = sum(len(calls_in(message)) for message in rollout.messages)

@@ -12,6 +12,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
+from agentgym.rollouts.rollout_warnings import ToolUse
 from agentgym.samples import build_samples
 from agentgym.sandboxes import ExecResult
 from agentgym.sandboxes.docker.docker import why_no_docker
@@ -70,6 +71,14 @@ async def test_an_agent_gets_the_prompt_and_is_scored_by_its_files() -> None:
     assert played.segments[0].prompt_messages[0]["content"] == "Count to three."
     assert (played.metrics["agent_requests"], played.metrics["turns"]) == (3, 3)
     assert "tool_calls" not in played.metrics
+
+
+@pytest.mark.parametrize(("said", "calls"), [('{"name": "run", "arguments": {}}', 1), ('{"name": "run"', 0)])
+async def test_the_calls_of_an_agent_count_as_tool_use_unless_they_are_malformed(said: str, calls: int) -> None:
+    code = 'ask([user("go")], tools=[{"type": "function", "function": {"name": "run", "parameters": {}}}])'
+    use = ToolUse()
+    use.add([await play(code, Scripted([say(f"<tool_call>{said}</tool_call>")]))])
+    assert (use.offered, use.calls, use.malformed) == (1, calls, 1 - calls)
 
 
 @pytest.mark.skipif(why_no_bubblewrap() is not None, reason=f"no bubblewrap: {why_no_bubblewrap()}")

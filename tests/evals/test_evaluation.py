@@ -1,5 +1,6 @@
 """Evaluations: which tasks are run, how many of them are solved, and what failed."""
 
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -15,6 +16,7 @@ from agentgym.evals.report import score_lines
 from agentgym.scheduling import Schedule, Scheduler, run_groups
 from agentgym.scheduling.run_groups import Groups
 from agentgym.types.rollout import Group, Rollout
+from tests.support.virtual_time import run_in_virtual_time
 
 
 class Guess(ag.ToolEnv[ag.Task]):
@@ -142,12 +144,22 @@ class Tooled(Guess):
         return "nothing"
 
 
+class Answering(Tooled):
+    """Answers calls in its own step."""
+
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        messages = [ag.Message(role="tool", content="", tool_call_id=made["id"]) for made in action["tool_calls"]]
+        return ag.StepResult(messages, 0.0, True, False, {})
+
+
 @pytest.mark.parametrize(
     ("env", "said", "k", "warned"),
     [
         (Tooled, [say("1")], 2, True),
         (Tooled, [say("1")], 1, False),  # too few rollouts
         (Tooled, [call("look"), say("1")], 2, False),
+        (Answering, [call("look")], 2, False),
+        (Tooled, [call("none"), say("1")], 2, True),  # a malformed call
         (Guess, [say("1")], 2, False),  # no tools
     ],
 )
@@ -156,6 +168,21 @@ async def test_an_evaluation_in_which_no_rollout_calls_a_tool_gives_one_warning(
 ) -> None:
     await ag.evaluate(env, Scripted(said), n=5, k=k)
     assert caplog.text.count(f"None of {5 * k} rollouts with tools has called one") == warned
+
+
+def test_a_call_that_a_limit_cuts_off_counts_as_a_call(caplog: pytest.LogCaptureFixture) -> None:
+    class Waiting(Tooled):
+        limits = ag.Limits(seconds=1.0)
+
+        @ag.tool
+        async def wait(self) -> str:
+            """Wait."""
+            await asyncio.Event().wait()
+            return ""
+
+    evaluation = run_in_virtual_time(ag.evaluate(Waiting, Scripted([call("wait")]), k=2))
+    assert {rollout.stop_reason for rollout in evaluation.rollouts} == {"seconds"}
+    assert "called" not in caplog.text
 
 
 async def test_tools_that_half_of_the_rollouts_do_not_need_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
