@@ -98,9 +98,12 @@ def refused_path(error: OSError, words: Iterable[str]) -> str | None:
     """
     if error.errno not in _OF_A_PATH or not isinstance(error.filename, str | bytes | os.PathLike):
         return None
-    refused = str(whole_path(os.fsdecode(error.filename)))
+    here = Path()
+    with suppress(FileNotFoundError):  # if the working directory was removed, only paths of one kind are compared
+        here = Path.cwd()
+    refused = str(here / os.fsdecode(error.filename))
     values = (value for word in words for value in (word, word.partition("=")[2]) if value)
-    for named in map(str, map(whole_path, values)):
+    for named in (str(here / value) for value in values):
         # The refused path is the named one, is in it or next to it (NAME.part), or is a folder above it.
         if refused.startswith(named) or named.startswith(refused):
             return f"{os.fsdecode(error.filename)} cannot be used ({_reason(error)}); give another path"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.files.names import command, drop_unused, free_name, new_folder, shown, whole_path
+from agentgym.files.names import command, drop_unused, free_name, new_folder, refused_path, shown, whole_path
 
 
 def test_new_folders_of_the_same_second_have_different_names(tmp_path: Path) -> None:
@@ -33,6 +33,20 @@ def test_a_path_stays_valid_if_the_working_directory_changes(tmp_path: Path, mon
     path = whole_path("runs/a")
     monkeypatch.chdir("/")
     assert path == tmp_path / "runs/a"
+
+
+def test_a_path_that_the_system_refuses_is_named_in_a_removed_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    long = "/" + "n" * 300
+    with pytest.raises(OSError, match="File name too long") as failed:
+        Path(long).stat()
+    assert refused_path(failed.value, ["--limit", "3", long]) == (
+        f"{long} cannot be used (File name too long); give another path"
+    )
 
 
 def test_a_relative_path_in_a_removed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
