@@ -52,6 +52,19 @@ async def test_requests_to_a_judge_that_were_sent_again_are_reported_under_its_n
     assert f"{'':<10}1 request to the model 'judge' was sent again after a failure" in score_lines(evaluation)
 
 
+async def test_requests_to_a_judge_that_were_sent_again_in_vain_are_counted() -> None:
+    class Once(Judged):
+        judge = ag.Judge(rubric="1 is good.", response=Verdict, retries=0)
+
+    def answers(request: Request, number: int) -> Sent:
+        return Sent("no", 503, SOON)
+
+    async with chat_server(answers) as server, ag.Endpoint(server.url, model="j", retries=2) as judge:
+        rollout = await ag.rollout(Once, Once.tasks("test")[0], Scripted([say("Yes.")]), models={"judge": judge})
+        assert rollout.reward is None
+        assert rollout.metrics["model_sent_again/judge"] == judge.sent_again == 2
+
+
 async def test_an_evaluations_judge_may_be_an_endpoint() -> None:
     async with (
         chat_server(approves) as server,

@@ -183,6 +183,11 @@ async def test_a_run_in_which_no_rollout_calls_a_tool_warns_once() -> None:
         f"None of {4 * NO_SIGNAL} rollouts with tools has called one ({2 * NO_SIGNAL} malformed calls): "
     )
     assert "`agentgym doctor --model MODEL` checks the template" in said
+    mostly_unsolved = await groups_of([say("0")], [say("0")], [say("1")])
+    assert len(await heard_about_tools(*[mostly_unsolved] * NO_SIGNAL)) == 1
+    with_failed = await groups_of([say("0")], [say("not a number")])
+    [said] = await heard_about_tools(*[with_failed] * NO_SIGNAL)
+    assert said.startswith(f"None of {2 * NO_SIGNAL} rollouts")
 
 
 async def test_a_run_that_calls_a_tool_or_solves_tasks_without_one_does_not_warn() -> None:
@@ -192,6 +197,8 @@ async def test_a_run_that_calls_a_tool_or_solves_tasks_without_one_does_not_warn
     assert await heard_about_tools(*[calling], *[quiet] * 3 * NO_SIGNAL) == []
     assert await heard_about_tools(*[solved] * 2 * NO_SIGNAL) == []
     assert await heard_about_tools(*[called] * 2 * NO_SIGNAL) == []
+    half = await groups_of([say("0")], [say("1")])
+    assert await heard_about_tools(*[half] * 2 * NO_SIGNAL) == []
     without = [group_without_tools(group) for group in quiet]
     assert await heard_about_tools(*[Groups(without)] * 2 * NO_SIGNAL) == []
 

@@ -344,6 +344,8 @@ async def test_a_file_in_a_sandbox_is_no_folder_for_other_files(sandbox: Sandbox
                 await each.unpack(tar_of({"x": b"1"}, 1 << 20), below)
         with pytest.raises(NotADirectoryError):
             await each.write({"g": "1", "g/h": "2"})
+        with pytest.raises(IsADirectoryError):
+            await each.write({"i/j": "1", "i": "2"})
         for folder in ("d", "d/e"):
             for call in (each.write({folder: "1"}), each.put(tmp_path / "one", folder)):
                 with pytest.raises(IsADirectoryError):
