@@ -351,6 +351,8 @@ async def test_a_file_in_a_sandbox_is_no_folder_for_other_files(sandbox: Sandbox
                 with pytest.raises(IsADirectoryError):
                     await call
         assert [await each.read_text(path) for path in ("f", "d/e/f")] == ["x", "y"]
+    with pytest.raises(NotADirectoryError):
+        FakeSandbox(files={"g": "1", "g/h": "2"})
 
 
 @pytest.mark.parametrize(

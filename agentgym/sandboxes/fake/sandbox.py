@@ -66,7 +66,7 @@ class FakeSandbox(Networked, Branch):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self.files = {path_of(path): bytes_of(data) for path, data in self.initial.items()}
+        self.files = with_files({}, {path_of(path): bytes_of(data) for path, data in self.initial.items()})
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
 
     async def _exec(self, program: Program, timeout_s: float, output_limit: int) -> ExecResult:
