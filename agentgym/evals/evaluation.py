@@ -194,8 +194,8 @@ class Evaluation:
         """Return the sampled tokens of all rollouts, and an endpoint's counts of tokens, requests and cost.
 
         `cost` is the policy's cost, and `model_cost/NAME` that of a judge or another model role. `sent_again` and
-        `model_sent_again/NAME` count the requests that were sent again after a failure. Attempts that the env's
-        retries replaced aren't included.
+        `model_sent_again/NAME` count the requests that were sent again after a failure, except those that a time limit
+        then cut off. Attempts that the env's retries replaced aren't included.
         """
         counted = {
             name.removeprefix("usage/"): sum(r.metrics.get(name, 0.0) for r in self.rollouts) for name in COUNTED
