@@ -22,6 +22,7 @@ from agentgym.errors.extras import needs_extra
 from agentgym.files.disk import disk_trouble
 from agentgym.files.held import place_now
 from agentgym.files.names import command, drop_unused, refused_path, shown, whole_path
+from agentgym.hub import exists
 from agentgym.launch.train import train_policy
 from agentgym.run.callbacks import Callback
 from agentgym.run.config import RunConfig
@@ -129,7 +130,8 @@ def program(name: str) -> Iterator["Stop"]:
         raise SystemExit(printable(f"{name}: {error}")) from None
     except OSError as error:
         if (said := refused_path(error, sys.argv[1:])) is not None:
-            raise SystemExit(printable(f"{name}: {said}")) from None
+            begun = f". {stop.kept()}" if stop.begun() else ""
+            raise SystemExit(printable(f"{name}: {said}{begun}")) from None
         if disk_trouble(error) is None:
             raise
         raise SystemExit(printable(f"{name}: {error}; free space on its disk. {stop.kept()}")) from None
@@ -255,10 +257,15 @@ class Stop:
         # Not with print: a handler may run in the middle of another write.
         os.write(2, f"{cursor}\nStopped by {_name(self.number)}: {self.kept()}\n".encode())
 
+    def begun(self) -> Path | None:
+        """Return the run's folder if the run has written its settings there, otherwise None."""
+        folder = self.folder and place_now(self.folder)
+        return folder if folder is not None and exists(folder / SETTINGS) else None
+
     def kept(self) -> str:
         """Return a sentence about how much of the run is on disk, with the command that resumes it."""
-        folder = self.folder and place_now(self.folder)
-        if folder is None or not (folder / SETTINGS).exists():
+        folder = self.begun()
+        if folder is None:
             return f"nothing was started; to run it: {_command(sys.argv[1:])}"
         done = last_step(folder / CHECKPOINTS)
         kept = f"{done} finished steps are saved" if done else "no step was finished"

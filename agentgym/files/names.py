@@ -101,11 +101,11 @@ def refused_path(error: OSError, words: Iterable[str]) -> str | None:
     here = Path()
     with suppress(FileNotFoundError):  # if the working directory was removed, only paths of one kind are compared
         here = Path.cwd()
-    refused = str(here / os.fsdecode(error.filename))
+    refused = here / os.fsdecode(error.filename)
     values = (value for word in words for value in (word, word.partition("=")[2]) if value)
-    for named in (str(here / value) for value in values):
-        # The refused path is the named one, is in it or next to it (NAME.part), or is a folder above it.
-        if refused.startswith(named) or named.startswith(refused):
+    for named in (here / value for value in values):
+        beside = str(refused).startswith(f"{named}.")  # such as NAME.part
+        if beside or refused.is_relative_to(named) or named.is_relative_to(refused):
             return f"{os.fsdecode(error.filename)} cannot be used ({_reason(error)}); give another path"
     return None
 

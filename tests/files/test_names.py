@@ -1,5 +1,6 @@
 """Folder names, and commands that can be pasted into a shell."""
 
+import errno
 import os
 import shlex
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,23 @@ def test_a_path_that_the_system_refuses_is_named_in_a_removed_folder(
     assert refused_path(failed.value, ["--limit", "3", long]) == (
         f"{long} cannot be used (File name too long); give another path"
     )
+
+
+def test_only_a_path_that_is_beside_below_or_above_a_word_concerns_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = {
+        path: refused_path(OSError(errno.EACCES, "Permission denied", path), ["--output=runs/a", "r"]) is not None
+        for path in ("runs/a", "runs/a/settings.json", "runs/a.part", "runs", "r", "runs/ab", "runs/b", "run", "ra")
+    }
+    assert [path for path, named in refused.items() if named] == [
+        "runs/a",
+        "runs/a/settings.json",
+        "runs/a.part",
+        "runs",
+        "r",
+    ]
 
 
 def test_a_relative_path_in_a_removed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

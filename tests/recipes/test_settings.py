@@ -18,9 +18,10 @@ import pytest
 import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
 from agentgym.cli.output import RefusedWords
-from agentgym.cli.recipe import finished, main, program, resume_command, settings
+from agentgym.cli.recipe import Stop, finished, main, program, resume_command, settings
 from agentgym.engines.scripted import Scripted
 from agentgym.errors.extras import install_line
+from agentgym.files.names import whole_path
 from agentgym.hub import ROLLOUTS, find_model, is_tiny, loading, of_field
 from agentgym.run.open_collector import server_line, server_settings
 from agentgym.run.preflight import warn_of_engine_limits
@@ -397,6 +398,21 @@ def test_a_path_on_the_command_line_that_the_system_refuses_gives_one_line(monke
         Path(long, "a").stat()
     with pytest.raises(OSError, match="File name too long"), program("mine"):
         Path(f"other{long}").stat()
+
+
+def test_a_path_refused_during_a_run_is_reported_with_the_command_that_resumes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["recipe.py", f"--output-dir={tmp_path}"])
+    write_settings(tmp_path, RECIPE)
+
+    def fail(stop: Stop) -> None:
+        stop.folder = whole_path(tmp_path)
+        raise PermissionError(13, "Permission denied", str(tmp_path / "metrics.jsonl"))
+
+    said = r"^mine: .*/metrics\.jsonl cannot be used .*; give another path\. no step was finished in .*; to resume: .*"
+    with pytest.raises(SystemExit, match=said), program("mine") as stop:
+        fail(stop)
 
 
 def test_a_wrong_setting_ends_the_process_with_only_its_line(tmp_path: Path) -> None:
