@@ -302,7 +302,19 @@ def test_a_recipes_callbacks_get_the_run_that_its_flags_describe(
             heard.append((run.max_steps, folder))
 
     monkeypatch.setattr(
-        sys, "argv", ["recipe", "--max-steps", "0", "--eval-tasks", "0", "--output-dir", str(tmp_path / "run")]
+        sys,
+        "argv",
+        [
+            "recipe",
+            "--sandbox",
+            "unsafe",
+            "--max-steps",
+            "0",
+            "--eval-tasks",
+            "0",
+            "--output-dir",
+            str(tmp_path / "run"),
+        ],
     )
     main(RECIPE, callbacks=[Hears()])
     assert heard == [(0, tmp_path / "run")]
