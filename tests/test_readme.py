@@ -8,7 +8,7 @@ import pytest
 
 from agentgym.cli.main import COMMANDS
 from tests.conftest import Installed
-from tests.docs.blocks import files_in, needs_sandbox, no_sandbox
+from tests.docs.blocks import files_in, needs_sandbox
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -40,9 +40,9 @@ def test_the_file_passes_its_own_test(folder: Path, installed: Installed) -> Non
     assert "1 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
 
 
+@needs_sandbox
 def test_the_file_trains_and_its_adapter_is_evaluated_and_compared(folder: Path, installed: Installed) -> None:
-    unprotected = ["--sandbox", "unsafe"] if no_sandbox() else []
-    small = ["--max-steps", "1", "--prompts-per-step", "4", "--eval-tasks", "4", *unprotected]
+    small = ["--max-steps", "1", "--prompts-per-step", "4", "--eval-tasks", "4"]
     done = installed.run("python", "lookup.py", *small, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
@@ -60,7 +60,7 @@ def test_the_file_trains_and_its_adapter_is_evaluated_and_compared(folder: Path,
             "--output-dir",
             f"runs/eval-Lookup/{name}",
         ]
-        done = installed.run("agentgym", *words, *unprotected, cwd=folder)
+        done = installed.run("agentgym", *words, cwd=folder)
         assert done.returncode == 0, done.stderr[-3000:]
     done = installed.run("agentgym", "compare", "runs/eval-Lookup/A", "runs/eval-Lookup/B", cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
