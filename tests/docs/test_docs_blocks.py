@@ -7,6 +7,7 @@ import inspect
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,6 +83,9 @@ def test_the_blocks_of_a_guide_run_in_order(
         pytest.importorskip(package, reason=f"needs the package {package}")
     module = ModuleType(f"guide_{guide.removesuffix('.md')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_env", raising=False)
@@ -99,6 +103,7 @@ def test_the_blocks_of_a_guide_run_in_order(
             except Exception as error:
                 failed.append(f"{named(block)}: {type(error).__name__}: {error}")
     assert not failed, "\n".join(failed)
+    assert list(temporary.iterdir()) == []  # a reader's machine keeps what an example forgets
     if no_sandbox:
         pytest.skip("\n".join(no_sandbox))
 
