@@ -120,11 +120,6 @@ def _is_sound(function: dict[str, Any]) -> bool:
     return whole_characters(name) is name and is_sound(function["arguments"])
 
 
-def thinks(opening: str) -> bool:
-    """Return whether an assistant turn starts inside its reasoning, because its opening leaves a <think> open."""
-    return opening.rfind("<think>") > opening.rfind("</think>")
-
-
 def raw_call(text: str) -> ToolCall:
     """Return a malformed call that keeps the model's text, for the tool message that reports the error."""
     return ToolCall(type="function", function={"name": "", "arguments": text})

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
-from agentgym.chat.parsing import message_of, plain_hermes, raw_call, thinks
+from agentgym.chat.parsing import message_of, plain_hermes, raw_call
+from agentgym.chat.reasoning import opens_reasoning
 from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, is_tangled, may_call, response_format_of
 from agentgym.chat.special_tokens import BREAK, BrokenMarkEncoder, SpecialTokens
 from agentgym.chat.template import Renders, literals, sought_words, template_text, template_variables, warn_of_unused
@@ -85,7 +86,7 @@ class HuggingFaceTokenizer:
         """The string literals in the chat template, and so everything that it can search for in a content."""
         self.opening = self._opening()
         self._prefix = self._read_prefix()
-        self._quick = template is HERMES and not thinks(self._prefix)
+        self._quick = template is HERMES and not opens_reasoning(self._prefix)
 
     def _special_tokens(self) -> SpecialTokens:
         """Return the tokenizer's special tokens: all added tokens.
