@@ -34,6 +34,8 @@ class Chat:
         self.messages = list(messages)
         self._shown = list(messages)
         """The messages in the form that the template accepted, which may differ from `messages`."""
+        self._wordless: list[tuple[Message, Message]] = []
+        """The turns that stand in `_shown` without their content, each with its message that has one."""
         self._template = template_of(tokenizer)
         self.seen: frozenset[tuple[str, str]] = frozenset()
         """Pairs of a role and a word. The template searches for the word, and a message of that role contains it."""
@@ -76,7 +78,7 @@ class Chat:
     def branch(self) -> "Chat":
         """Return an independent copy of the chat."""
         other = copy(self)
-        other.messages, other._shown = list(self.messages), list(self._shown)
+        other.messages, other._shown, other._wordless = list(self.messages), list(self._shown), list(self._wordless)
         return other
 
     def parse(self, token_ids: Sequence[int], *, stopped: bool) -> Message:
@@ -130,6 +132,8 @@ class Chat:
         if is_malformed(reply):
             as_calls = self._template.wants_calls(self.tokenizer)
             written = readable(reply, as_calls=as_calls)
+        else:
+            reply = written = self._appendable(reply, new)
         added = self._recalled(end, body, written, new)
         if added is None:
             forms = fits(reply, body, new, as_calls=as_calls)
@@ -140,6 +144,8 @@ class Chat:
             self._text = text
         else:
             self._text = None
+        if added is None:
+            self._restore_words(written)
         self._append(written, told, new)
         if added is None:
             return None
@@ -189,10 +195,27 @@ class Chat:
             told: The answer in the form that the template accepted, for `_shown`.
             new: The answer in its original form, for `messages`.
         """
-        self.messages += [written, *new]
+        self.messages += [next((full for short, full in self._wordless if short is written), written), *new]
         for message in (written, *told):
             self._shown.append(message)
             self._note(message)
+
+    def _appendable(self, reply: Message, new: Sequence[Message]) -> Message:
+        """Return the reply, without its content if the template writes that after the answer."""
+        if not self._template.moves_words(self.tokenizer, reply, new):
+            return reply
+        wordless = reply.copy()
+        wordless["content"] = ""
+        self._wordless.append((wordless, reply))
+        return wordless
+
+    def _restore_words(self, last: Message) -> None:
+        """Give turns in `_shown` their contents back, except for `last`, which isn't answered yet."""
+        full = {id(short): message for short, message in self._wordless if short is not last}
+        if full:
+            self._shown = [full.get(id(message), message) for message in self._shown]
+            self._wordless = [pair for pair in self._wordless if pair[0] is last]
+            self._text = None
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         return self.tokenizer.render(messages, self.tools, generation=True)

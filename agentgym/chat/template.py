@@ -18,6 +18,8 @@ _OPENINGS = 64
 """Maximum number of cached first prompts per tokenizer."""
 _SHOWN = "Qzx0xzQ"
 """A content that doesn't occur in any template."""
+_WORDS = "Qzx1xzQ"
+"""The same for an assistant's turn."""
 
 
 class Renders(Protocol):
@@ -91,7 +93,8 @@ class Template:
         """
         self._makes_arrays = _makes_arrays(type(tokenizer))
         self._wants_calls: bool | None = None
-        self._ends: dict[tuple[str, str, bool], bool] = {}
+        self._ends: dict[tuple[str, str, bool, bool], bool] = {}
+        self._moves: dict[tuple[str, bool, bool], bool] = {}
         self._texts: dict[int, str] = {}
 
     def encode(self, tokenizer: Renders, text: str) -> "array[int]":
@@ -142,7 +145,7 @@ class Template:
         """
         if not new:
             return True
-        key = (end, new[0]["role"], "tool_calls" in reply)
+        key = (end, new[0]["role"], "tool_calls" in reply, bool(reply["content"]))
         ends = self._ends.get(key)
         if ends is None:
             if len(self._ends) >= 64:
@@ -151,17 +154,44 @@ class Template:
         return ends
 
     def _ask_end(self, tokenizer: Renders, end: str, reply: Message, first: Message) -> bool:
-        answer = first.copy()
-        answer["content"] = _SHOWN
-        try:
-            before = tokenizer.render([_ASK], [], generation=True)
-            whole = tokenizer.render([_ASK, reply, answer], [], generation=True)
-        except Exception:  # The template rejects these messages, so we can't tell.
-            return True
+        before, whole = self._asked_about(tokenizer, reply, first)
         if not whole.startswith(before) or _SHOWN not in whole:
             return True
         at = after_nth(whole, end, len(before), 0)
-        return at is not None and _SHOWN not in whole[len(before) : at]
+        return at is not None and _SHOWN not in whole[len(before) : at] and _WORDS not in whole[at:]
+
+    def moves_words(self, tokenizer: Renders, reply: Message, new: Sequence[Message]) -> bool:
+        """Return whether the template writes the content of a reply like this one after the answer to it.
+
+        Gemma 4's templates do so if the reply has calls, and then close the turn, even if the model is to continue it.
+        """
+        if not new or not reply["content"]:
+            return False
+        key = (new[0]["role"], "tool_calls" in reply, "reasoning_content" in reply)
+        moves = self._moves.get(key)
+        if moves is None:
+            _, whole = self._asked_about(tokenizer, reply, new[0])
+            moves = self._moves[key] = -1 < whole.find(_SHOWN) < whole.rfind(_WORDS)
+        return moves
+
+    def _asked_about(self, tokenizer: Renders, reply: Message, first: Message) -> tuple[str, str]:
+        """Render a question alone, and followed by a reply and an answer whose contents are markers.
+
+        Args:
+            tokenizer: The tokenizer with the template.
+            reply: The reply. Its content becomes `_WORDS`, unless it is empty.
+            first: The first message of the answer. Its content becomes `_SHOWN`.
+
+        Returns:
+            Both texts, or twice "" if the template rejects the messages.
+        """
+        said, answer = reply.copy(), first.copy()
+        said["content"], answer["content"] = _WORDS if reply["content"] else "", _SHOWN
+        try:
+            before = tokenizer.render([_ASK], [], generation=True)
+            return before, tokenizer.render([_ASK, said, answer], [], generation=True)
+        except Exception:  # The template rejects these messages, so we can't tell.
+            return "", ""
 
 
 def _makes_arrays(kind: type) -> bool:
