@@ -14,6 +14,7 @@ resumed.
 Purpose: TypeAlias = Literal[
     "adapter",
     "attempt",
+    "call id",
     "critic",
     "demonstration",
     "env",

@@ -82,7 +82,7 @@ class Chat:
         return other
 
     def parse(self, token_ids: Sequence[int], *, stopped: bool) -> Message:
-        """Parse a turn's ids into an assistant message.
+        """Parse a turn's ids into an assistant message, whose calls have only the ids that the model wrote.
 
         Args:
             token_ids: The turn's ids as sampled.
@@ -91,12 +91,7 @@ class Chat:
         ids = token_ids[:-1] if stopped else token_ids
         text = self.tokenizer.decode(ids)
         self._read = (ids, text)
-        message = self.tokenizer.parse(text, self.tools)
-        for i, call in enumerate(message.get("tool_calls", ())):
-            # Exactly nine letters and digits, because Mistral's templates reject other ids. The other templates
-            # accept any id.
-            call.setdefault("id", f"call{len(self.messages) % 1000:03}{i % 100:02}")
-        return message
+        return self.tokenizer.parse(text, self.tools)
 
     def extend(
         self,

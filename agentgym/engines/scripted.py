@@ -255,8 +255,6 @@ class Seeing:
         )
         ids = done.token_ids[:-1] if done.finish_reason == "stop" else done.token_ids
         message = self.tokenizer.parse(self.tokenizer.decode(ids.tolist()), tools)
-        for i, made in enumerate(message.get("tool_calls", ())):
-            made.setdefault("id", f"call{len(messages) % 1000:03}{i % 100:02}")
         usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(done.token_ids), requests=1)
         return MessageCompletion(message=message, finish_reason=done.finish_reason, usage=usage)
 

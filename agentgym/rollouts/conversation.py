@@ -15,6 +15,7 @@ from agentgym.environments.env import Env
 from agentgym.environments.limits import Compact, Window, last_turns
 from agentgym.errors import ContextOverflow, EngineError, EnvError, boundary
 from agentgym.machine.time_limits import count_held_time
+from agentgym.rollouts.call_ids import CallIds
 from agentgym.rollouts.reconcile import Drift, reconcile
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.segment import POLICY, OpenSegment, Speaker, id_array, is_due
@@ -49,6 +50,7 @@ class Conversation:
         state: RolloutState,
         chat: AnyChat,
         first: Sequence[Message],
+        call_ids: CallIds,
         name: str = "",
         turns: int | None = None,
         speaker: Speaker = POLICY,
@@ -56,6 +58,7 @@ class Conversation:
         self.state, self.chat, self.first, self.name = state, chat, list(first), name
         self.speaker, self.engine = speaker, state.engine_of(speaker.model)
         self.turns_left = turns
+        self.call_ids = call_ids
         self.opened = self.forks = 0
         self.reply: Reply | None = None
         """The last turn, as long as it is unanswered."""
@@ -122,6 +125,7 @@ class Conversation:
             held = count_held_time()
             ask = self._reply(chat, budget) if isinstance(chat, MessageChat) else self._generate(chat, budget, sampling)
             completion, ids, message = await ask
+            message = self.call_ids.named(message)
             sampled = True
         finally:
             if not sampled:
@@ -361,7 +365,7 @@ def open_root(state: RolloutState, env: Env[Any], first: Sequence[Message]) -> C
     model = env.root_engine or ""
     speaker = Speaker(model=model, trained=env.root_trained and not model)
     chat = open_chat(state.engine_of(model), env.tools, first)
-    conversation = Conversation(state, chat, first, speaker=speaker)
+    conversation = Conversation(state, chat, first, CallIds((state.seed,), first), speaker=speaker)
     conversation.open("root", first, chat.prompt_ids(), None)
     if conversation.segment.room <= 0:
         limit = conversation.segment.context_tokens

@@ -81,7 +81,8 @@ class ConversationForks:
             opened = parent.carried(messages)
         first = messages if kind == "subagent" else parent.first
         chat, prompt = opened
-        conversation = Conversation(parent.state, chat, first, name, turns, speaker)
+        call_ids = parent.call_ids.branch(name, chat.messages)
+        conversation = Conversation(parent.state, chat, first, call_ids, name, turns, speaker)
         conversation.open(kind, list(chat.messages), prompt, parent.segment.index)
         parent.state.count(f"{kind}s")
         return conversation

@@ -29,6 +29,7 @@ from agentgym.config_fields import MAX_STOPS
 from agentgym.engines.messages import MessageEngine
 from agentgym.errors import EngineError
 from agentgym.errors.tracebacks import describe
+from agentgym.rollouts.call_ids import CallIds
 from agentgym.rollouts.conversation import Conversation, Reply
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.segment import OpenSegment, id_array
@@ -288,7 +289,9 @@ class PromptedPolicy:
         return conversation
 
     def _open(self, kind: SegmentKind, request: AgentRequest, made: "_Made", parent: int | None) -> Conversation:
-        conversation = Conversation(self.state, made.chat, request.messages, f"{len(self.state.segments)}.")
+        name = f"{len(self.state.segments)}."
+        call_ids = CallIds((self.state.seed, name), request.messages)
+        conversation = Conversation(self.state, made.chat, request.messages, call_ids, name)
         conversation.open(kind, request.messages, made.prompt, parent)
         if kind != "root":
             self.state.count(f"{kind}s")

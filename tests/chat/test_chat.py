@@ -180,18 +180,6 @@ def test_a_typed_end_token_in_stripped_thinking_does_not_hide_the_next_message()
     assert delta.tolist() == tokenizer.encode("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
 
 
-@both
-def test_every_call_in_a_chat_gets_a_unique_id(tokenizer: ChatTokenizer) -> None:
-    chat = Chat(tokenizer, TOOLS, [user("Go.")])
-    seen = []
-    for _ in range(2):
-        sampled = written(tokenizer, chat, calls(("look", {}), ("look", {})))
-        reply = chat.parse(sampled, stopped=True)
-        seen += [made["id"] for made in reply["tool_calls"]]
-        chat.extend(sampled, reply, [tool("")])
-    assert len(set(seen)) == 4
-
-
 def look(*properties: str) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {name: {"type": "string"} for name in properties}}
     return {"type": "function", "function": {"name": "look", "parameters": parameters}}

@@ -100,13 +100,12 @@ def read_answer(body: bytes) -> Answer:
         raise GarbageError(f"the response is not a chat completion ({place}: {why}): {shown!r}") from None
 
 
-def completion_of(answer: Answer, *, in_prompt: bool, turns: int) -> MessageCompletion:
+def completion_of(answer: Answer, *, in_prompt: bool) -> MessageCompletion:
     """Convert the first choice of a response to a MessageCompletion. The caller must set its cost, which is 0.
 
     Args:
         answer: The response.
         in_prompt: Whether the tools were described in the prompt, so that tool calls must be parsed from the text.
-        turns: Number of messages so far, used to make ids for calls without one.
 
     Raises:
         EngineError: If the endpoint filtered or aborted the reply.
@@ -115,8 +114,6 @@ def completion_of(answer: Answer, *, in_prompt: bool, turns: int) -> MessageComp
     if choice.finish_reason in _REFUSED:
         raise EngineError(f"the endpoint stopped the reply with finish_reason {choice.finish_reason!r}")
     message = _message_of(choice.message, in_prompt=in_prompt)
-    for i, call in enumerate(message.get("tool_calls", ())):
-        call.setdefault("id", f"call{turns % 1000:03}{i % 100:02}")
     reason: FinishReason = "length" if choice.finish_reason in _LENGTH else "stop"
     return MessageCompletion(message=message, finish_reason=reason, usage=_usage_of(answer.usage, message))
 

@@ -208,7 +208,7 @@ class Endpoint:
         request = self._request(messages, tools, sampling_fields(sampling, max_tokens=max_tokens, seed=seed))
         answer, retries = await client.ask(request)
         try:
-            made = completion_of(answer, in_prompt=self.tools == "prompt" and bool(tools), turns=len(messages))
+            made = completion_of(answer, in_prompt=self.tools == "prompt" and bool(tools))
         except EngineError as error:
             error.sent_again = retries
             raise

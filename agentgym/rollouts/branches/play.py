@@ -113,7 +113,7 @@ class BranchAttempt(Attempt):
         root, state = branches.root, branches.root.state
         name = f"{state.rollout_id}/{state.answers}+{place}"
         super().__init__(root.cls, root.task, state.engine, state.engines, state.sampling, state.seed, name)
-        self.root, self.origin, self.seconds = root, origin, seconds
+        self.root, self.origin, self.place, self.seconds = root, origin, place, seconds
         self.is_trained = branches.settings.train
         self.reward, self.rewards = root.reward, dict(root.rewards)
         self.state.turns, self.state.tokens, self.state.answers = state.turns, state.tokens, state.answers
@@ -206,7 +206,9 @@ class BranchAttempt(Attempt):
         """Return the rollout's conversation as it was, in a new segment that starts with the messages so far."""
         origin, held = self.origin, self.origin.segment
         speaker = origin.speaker if self.is_trained else origin.speaker._replace(trained=False)
-        conversation = Conversation(self.state, origin.chat.branch(), origin.first, "", origin.turns_left, speaker)
+        call_ids = origin.call_ids.branch(f"{self.turn}+{self.place}")
+        chat = origin.chat.branch()
+        conversation = Conversation(self.state, chat, origin.first, call_ids, "", origin.turns_left, speaker)
         conversation.open("branch", list(conversation.chat.messages), held.token_ids, held.index)
         conversation.segment.turns_before = held.turns_before + len(held.turns)
         return conversation
