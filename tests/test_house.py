@@ -42,6 +42,7 @@ ORDER = [
     "hub",
     "machine",
     "types",
+    "causal_lm",
     "files",
     "sandboxes.protocol",
     "sandboxes",

@@ -8,6 +8,7 @@ In the shapes below, `rows` is the number of slots in a step, `width` the number
 of columns of keys and values to attend to.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -31,8 +32,16 @@ def dense(model: Any, context: int) -> "Dense | None":
     config = model.config.get_text_config()
     if config.model_type not in KNOWN or config.hidden_act != "silu" or model.dtype != torch.float32:
         return None
+    if context > _window(config):
+        return None
     with torch.inference_mode():
         return Dense(model.get_decoder(), context)
+
+
+def _window(config: Any) -> float:
+    """Return the number of ids that each layer attends to, if all of them are in its context; infinity for no limit."""
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    return math.inf if window is None or (kinds and "sliding_attention" not in kinds) else float(window)
 
 
 class Dense:

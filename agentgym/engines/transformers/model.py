@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from agentgym.causal_lm.logit_map import find_logit_map
 from agentgym.engines.transformers.fast_decoder import dense
 from agentgym.engines.transformers.shared_prefix import Prefix, RowGroups
+from agentgym.engines.transformers.slot_attention import NAME, register
 from agentgym.errors.extras import needs_extra
 from agentgym.hub import gpu_number, loading
 from agentgym.types.arrays import Floats, Ints
@@ -22,10 +24,14 @@ _CHECKED_IDS = 8
 """Number of ids on which the engine, when it opens, compares its logits with the model's own."""
 _SCORED_AT_ONCE = 512
 """Number of positions whose logits `score` computes at once."""
-_MISMATCH = {torch.float32: 1e-3}
-"""Largest allowed difference between the engine's logits and the model's own, by the dtype of the model's weights."""
-_MISMATCH_HALF = 0.3
-"""Largest allowed difference between the engine's logits and the model's own, for 16-bit weights."""
+_ROUNDING = {torch.float32: 1e-4}
+"""Largest mean difference between the engine's logits and the model's own, in standard deviations of the logits, by the
+dtype of the model's weights.
+"""
+_ROUNDING_HALF = 0.1
+"""The same for 16-bit weights."""
+_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layers whose only state is the keys and values of each id."""
 
 
 class Part(NamedTuple):
@@ -111,15 +117,24 @@ class SlotCache:
         self._all = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self._all]
         self._rows: slice | torch.Tensor = slice(0)
-        self._columns = self._row_index = torch.empty(0, dtype=torch.long, device=device)
+        self._columns = self._positions = self._row_index = torch.empty(0, dtype=torch.long, device=device)
         self._reach = 0
 
-    def aim(self, rows: slice | torch.Tensor, row_index: torch.Tensor, columns: torch.Tensor, reach: int) -> None:
+    def aim(
+        self,
+        rows: slice | torch.Tensor,
+        row_index: torch.Tensor,
+        columns: torch.Tensor,
+        positions: torch.Tensor,
+        reach: int,
+    ) -> None:
         """Tell the cache which slots the next forward pass computes.
 
-        The pass will write at `columns` [rows, width] and read the columns below `reach`.
+        The pass will compute ids at `positions` [rows, width], write at `columns` [rows, width] and read the columns
+        below `reach`.
         """
         self._rows, self._row_index, self._columns, self._reach = rows, row_index[:, None], columns, reach
+        self._positions = positions
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
@@ -134,6 +149,14 @@ class SlotCache:
         """Return 0, because every call passes its positions explicitly. transformers requires this method."""
         return 0
 
+    def get_query_offset(self, layer_idx: int = 0) -> torch.Tensor:
+        """Return the positions of the next pass's ids, [rows, width]. transformers passes them to `slot_attention`."""
+        return self._positions
+
+    def get_mask_sizes(self, width: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Return the number of columns that the next pass reads, and the first of them."""
+        return self._reach, 0
+
     def copy(self, source: int, target: int, columns: slice) -> None:
         """Copy these columns from the source slot to the target slot."""
         self._all[:, :, target, :, columns] = self._all[:, :, source, :, columns]
@@ -142,8 +165,9 @@ class SlotCache:
 class InferenceModel:
     """A causal language model over KV slots, whose log-probabilities equal those of a plain forward pass.
 
-    It accepts unmodified transformers models whose layers all attend to the whole context (Qwen2, Qwen3, Llama and
-    similar models). It takes over the model, and sets it to eval mode without gradients.
+    It accepts unmodified transformers models whose layers attend to the whole context, to a sliding window or to
+    chunks (Llama, Qwen2, Qwen3, Mistral, Gemma and similar models). It takes over the model, and sets it to eval mode
+    without gradients.
 
     Raises:
         ValueError: If the model isn't of this kind, or has fewer positions than `context`.
@@ -155,7 +179,8 @@ class InferenceModel:
         """The dtype of the model's weights, such as float32."""
         config = model.config.get_text_config()
         _refuse(config, context)
-        model.set_attn_implementation("sdpa")
+        register()
+        model.set_attn_implementation(NAME)
         self.model = model.eval().requires_grad_(False)
         self.vocabulary = int(model.get_input_embeddings().num_embeddings)
         self.context = context
@@ -164,14 +189,13 @@ class InferenceModel:
         self._device: torch.device = model.device
         self._cache = SlotCache(config, slots, context, dtype=model.dtype, device=model.device)
         self._positions = torch.arange(context, device=model.device)
+        self._logit_map = find_logit_map(model, self._decoder, self._checked_ids())
         self._dense = dense(model, context)
-        if self._dense is not None and self._mismatch() > _MISMATCH[model.dtype]:
+        allowed = _ROUNDING.get(model.dtype, _ROUNDING_HALF)
+        if self._dense is not None and not self._mismatch() <= allowed:
             self._dense = None
-        # This check finds models that scale or cap their logits, or use an unusual mask.
-        if not (off := self._mismatch()) <= _MISMATCH.get(model.dtype, _MISMATCH_HALF):
-            raise ValueError(
-                f"{type(model).__name__}: the engine's logits are up to {off:.1e} off the model's; use another engine"
-            )
+        if not (off := self._mismatch()) <= allowed:
+            raise ValueError(_mismatch_error(model, self.dtype, off, allowed))
 
     def reread(self) -> None:
         """Use the model's current weights from now on. Call this after they changed, because some may be copies."""
@@ -191,7 +215,9 @@ class InferenceModel:
         may only be given if each row has one id to compute.
         """
         column = np.minimum(start[:, None] + np.arange(ids.shape[1]), self.context)
-        position = np.minimum(column, self.context - 1)
+        # Padding gets the position of the row's last id, so that it attends to some key in every kind of layer. Without
+        # any, its keys and values could be NaN, which a mask doesn't hide from the next ids.
+        position = np.minimum(column, (start + width - 1)[:, None])
         low, high = int(rows[0]), int(rows[-1]) + 1
         # If the rows are close together, the whole range of slots from the first to the last is read in place,
         # including idle slots. A gather would copy every row's KV at every layer.
@@ -222,14 +248,12 @@ class InferenceModel:
         prefix: Prefix | None,
     ) -> torch.Tensor:
         positions = self._tensor(position)
-        self._cache.aim(where, index, self._tensor(column), reach)
-        # The mask has four dimensions, so the model uses it unchanged.
-        mask = self._positions[:reach] <= positions[:, None, :, None]
+        self._cache.aim(where, index, self._tensor(column), positions, reach)
         if self._dense is not None:
+            mask = self._positions[:reach] <= positions[:, None, :, None]
             return self._dense(self._tensor(ids), mask, positions, self._cache.update, prefix)
         out = self._decoder(
             input_ids=self._tensor(ids),
-            attention_mask=mask,
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
@@ -295,32 +319,48 @@ class InferenceModel:
             self._cache.copy(source, target, columns)
 
     def _logprobs(self, hidden: torch.Tensor, temperature: Floats) -> torch.Tensor:
-        logits: torch.Tensor = self._head(hidden)
-        return torch.log_softmax(logits.float() / self._tensor(temperature)[:, None], dim=-1)
+        logits = self._logit_map(self._head(hidden).float())
+        return torch.log_softmax(logits / self._tensor(temperature)[:, None], dim=-1)
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
+    def _checked_ids(self) -> Ints:
+        return np.arange(min(_CHECKED_IDS, self.context), dtype=np.int64) % self.vocabulary
+
     @torch.inference_mode()
     def _mismatch(self) -> float:
-        """Return the largest difference between the engine's logits and the model's own, for a few ids.
+        """Return how far the engine's logits are from the model's own: the mean difference, in standard deviations.
 
-        The engine computes the ids in two forward passes. With 16-bit weights, rounding depends on the number of ids
+        The engine computes a few ids in two forward passes. With 16-bit weights, rounding depends on the number of ids
         in a pass. The model therefore computes the ids both in one pass and in two, and the smaller difference
         counts.
         """
-        ids = np.arange(min(_CHECKED_IDS, self.context), dtype=np.int64)[None] % self.vocabulary
+        ids = self._checked_ids()[None]
         half = ids.shape[1] // 2
         row, zero = np.zeros(1, np.int64), np.zeros(1, np.int64)
         for part, start in ((ids[:, :half], 0), (ids[:, half:], half)):
             if part.size:
                 hidden = self.forward(row, part, zero + start, zero + part.shape[1])
-        ours, whole = self._head(hidden).float(), self._tensor(ids)
+        ours, whole = self._logit_map(self._head(hidden).float()), self._tensor(ids)
         theirs = [self.model(input_ids=whole, use_cache=False)]
         if half and self.model.dtype != torch.float32:
             kept = self.model(input_ids=whole[:, :half], use_cache=True).past_key_values
             theirs.append(self.model(input_ids=whole[:, half:], past_key_values=kept, use_cache=True))
-        return min(float((ours - out.logits[:, -1].float()).abs().max()) for out in theirs)
+        return min(_apart(ours, out.logits[:, -1].float()) for out in theirs)
+
+
+def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Return the mean difference of two tensors, in standard deviations of the second one."""
+    return float((ours - theirs).abs().mean() / theirs.std().clamp(min=1e-12))
+
+
+def _mismatch_error(model: Any, dtype: str, off: float, allowed: float) -> str:
+    instead = "another engine" if dtype == "float32" else 'dtype="float32" (--engine.dtype float32) or another engine'
+    return (
+        f"{type(model).__name__}: the embedded engine's logits in {dtype} are {off:.2g} standard deviations from the "
+        f"model's own, and rounding explains at most {allowed:g}; use {instead}"
+    )
 
 
 def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:
@@ -338,15 +378,16 @@ def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:
 def _refuse(config: Any, context: int) -> None:
     """Raise ValueError if the engine's log-probabilities would differ from those of a plain forward pass."""
     name = config.model_type
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
-        odd = sorted(kinds - {"full_attention"}) or ["sliding_attention"]
-        raise ValueError(f"{name}: has layers of {', '.join(odd)}; the embedded engine only supports full attention")
+    odd = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
+    if odd:
+        raise ValueError(f"{name}: has layers of {', '.join(odd)}; the embedded engine only supports attention")
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        raise ValueError(
-            f"{name}: {rope['rope_type']} rope makes scores depend on the batch's longest row; use another engine"
-        )
+    for kind in ("dynamic", "longrope"):
+        if kind in (
+            rope.get("rope_type"),
+            *(part.get("rope_type") for part in rope.values() if isinstance(part, dict)),
+        ):
+            raise ValueError(f"{name}: {kind} rope makes scores depend on the batch's longest row; use another engine")
     limit = getattr(config, "max_position_embeddings", context)
     if context > limit:
         raise ValueError(f"context_tokens: expected at most {limit} for {name}, got {context}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from agentgym.train.loss.logit_map import Scoring
+from agentgym.train.loss.scoring import Scoring
 from agentgym.train.loss.tiles import Kept, Layer, Room, Scored, add_product, column, put, scan
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from agentgym.causal_lm.logit_map import PLAIN, LogitMap
 from agentgym.train.loss.linear_head import Upstream, linear_logprobs
-from agentgym.train.loss.logit_map import PLAIN, LogitMap, Scoring
+from agentgym.train.loss.scoring import Scoring
 
 Head: TypeAlias = nn.Module | Callable[[Tensor], Tensor]
 """The output layer, which turns hidden states into logits."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentgym.train.loss.logit_map import Scoring
+from agentgym.train.loss.scoring import Scoring
 
 LOWEST = -1e30
 """A number below any logit, but finite, so that differences aren't NaN."""

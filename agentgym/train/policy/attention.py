@@ -7,7 +7,6 @@ with a scaled dot product. On a GPU, FlexAttention computes the row with a block
 stored.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from agentgym.causal_lm.capped_attention import capped_attention
 from agentgym.train.policy.row import MaskFunction, Row, RowMask, current_row
 from agentgym.types.arrays import Ints
 
@@ -217,22 +217,6 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> list[
         if scores.plain:
             parts.append(scaled_dot_product_attention(q, k, v, attn_mask=seen[None, None], scale=scores.scale))
         else:
-            parts.append(_weigh(q, k, v, seen, scores))
+            out = capped_attention(q, k, v, seen, scale=scores.scale, softcap=scores.softcap, sinks_H=scores.sinks_H)
+            parts.append(out)
     return parts
-
-
-def _weigh(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scores: _Scores) -> Tensor:
-    """Compute attention without a fused kernel, because no fused CPU kernel supports capped scores or sinks.
-
-    `seen` ([queries, keys]) is true where the query attends to the key.
-    """
-    scale = 1 / math.sqrt(query.shape[-1]) if scores.scale is None else scores.scale
-    score = query @ key.transpose(2, 3) * scale
-    if scores.softcap is not None:
-        score = scores.softcap * torch.tanh(score / scores.softcap)
-    score = score.masked_fill(~seen, -math.inf)
-    if scores.sinks_H is not None:
-        sinks = scores.sinks_H.reshape(1, -1, 1, 1).expand(*score.shape[:3], 1)
-        score = torch.cat([score, sinks.to(score.dtype)], -1)
-    weight = torch.softmax(score, -1, dtype=torch.float32).to(value.dtype)
-    return weight[..., : key.shape[2]] @ value

@@ -10,15 +10,15 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor, nn
 
+from agentgym.causal_lm.logit_map import PLAIN, LogitMap
 from agentgym.hub import loading, refuse_missing
 from agentgym.seeds import seed_for
 from agentgym.train.batching.layouts import Inputs, Layout
 from agentgym.train.fingerprint import base_fingerprint
-from agentgym.train.loss.logit_map import PLAIN, LogitMap
 from agentgym.train.loss.logprobs import token_logprobs
 from agentgym.train.loss.token_loss import SampleUpstream, TokenLoss
 from agentgym.train.policy.decoder import compute_by_sequence, decoder_of, rope_kinds, wrap_decoder
-from agentgym.train.policy.opening import attend_in_rows, check_padded, find_logit_map
+from agentgym.train.policy.opening import attend_in_rows, check_padded, logit_map_of
 from agentgym.train.policy.targets import ALL_LINEAR, Coverage, coverage, find_targets
 
 
@@ -198,7 +198,7 @@ def _ready(policy: PolicyModel, fingerprint: str, layout: Layout, device: torch.
     if device is not None:
         policy.to(device)
     _refuse_kind(policy.causal)
-    logits = find_logit_map(policy.causal)
+    logits = logit_map_of(policy.causal)
     parts = check_padded(policy.causal) if layout == "padded" else attend_in_rows(policy.causal, (layout,))
     policy.way = Way(layout=layout, logits=logits, parts=parts)
     return policy

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentgym.causal_lm.logit_map import LogitMap, find_logit_map
 from agentgym.errors.tracebacks import describe
 from agentgym.train.batching.batch import scored_sample
 from agentgym.train.batching.layouts import Inputs, Layout, lay_out
-from agentgym.train.loss.logit_map import LogitMap
 from agentgym.train.policy.attention import NAME, register
 from agentgym.train.policy.decoder import compute_by_sequence, decoder_of, mixing_parts, whole_by_row, wrap_decoder
 from agentgym.train.policy.row import Row
@@ -24,8 +24,6 @@ LENGTHS = (11, 4, 9, 2)
 """Lengths in tokens of the sequences that the checks compute. The first three share their first three tokens."""
 LARGE = 50_000_000
 """Number of weights above which the comparison uses all of the machine's cores instead of one thread."""
-PEAK = 50.0
-"""Size to which the largest logit is scaled when the model's logit map is found."""
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -221,73 +219,12 @@ def _mixing(model: Any) -> tuple[str, ...]:
             model.set_attn_implementation(before)
 
 
-def find_logit_map(model: Any) -> LogitMap:
+def logit_map_of(model: Any) -> LogitMap:
     """Find out how the model changes its output layer's logits.
-
-    The hidden states of one sequence are scaled up, so that a cap has a visible effect. Only a factor and a cap that
-    are in the model's config are tried.
 
     Raises:
         ValueError: If the change is more than a factor and a soft cap.
     """
-    with _cores(model), torch.no_grad():
-        decoder, head = _decoder(model), model.get_output_embeddings()
-        ids = torch.from_numpy(np.concatenate([_samples(model)[0].prompt_ids, _samples(model)[0].response_ids]))[None]
-        ids = ids.to(model.get_input_embeddings().weight.device)
-        plain = head(decoder(input_ids=ids, use_cache=False).last_hidden_state).float()
-        with _stretched(decoder, PEAK / max(float(plain.abs().max()), 1e-12)) as kept:
-            theirs = model(input_ids=ids, use_cache=False).logits.float()
-        ours = head(kept[-1]).float() if kept else plain
-    if theirs.shape != ours.shape:
-        raise ValueError(
-            f"model: {_name(model)} has logits of another shape than its output layer's; train another model"
-        )
-    errors = {candidate: float((candidate(ours) - theirs).abs().max()) for candidate in _candidates(model)}
-    best = min(errors, key=errors.__getitem__)
-    allowed = (1e-3 if model.dtype == torch.float32 else 5e-2) * float(theirs.abs().max())
-    if not errors[best] <= allowed:
-        raise ValueError(
-            f"model: {_name(model)} changes its logits after the output layer by more than a factor or soft cap from "
-            f"its config (they differ by {errors[best]:.2g}), which is not supported; train another model"
-        )
-    return best
-
-
-def _candidates(model: Any) -> list[LogitMap]:
-    """Return the maps that are possible with the numbers in the config.
-
-    The map that changes nothing comes first, so it is chosen if several maps fit equally well.
-    """
-    values: dict[str, float] = {}
-    for config in (model.config, model.config.get_text_config()):
-        for name, value in config.to_dict().items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and value:
-                values[name] = float(value)
-    scales = list(dict.fromkeys([1.0, *(x for v in values.values() for x in (v, 1 / v))]))
-    caps = [value for name, value in values.items() if "cap" in name.lower()]
-    return [LogitMap(scale=scale, cap=cap) for cap in (None, *dict.fromkeys(caps)) for scale in scales]
-
-
-@contextmanager
-def _stretched(decoder: Any, factor: float) -> Iterator[list[Tensor]]:
-    """Multiply the decoder's hidden states by a factor inside the block.
-
-    Yields:
-        A list to which each call of the decoder appends its scaled states.
-    """
-    forward, kept = decoder.forward, []
-
-    def stretched(*args: Any, **kwargs: Any) -> Any:
-        out = forward(*args, **kwargs)
-        states = out[0] * factor
-        kept.append(states)
-        if isinstance(out, tuple):
-            return (states, *out[1:])
-        out.last_hidden_state = states
-        return out
-
-    decoder.forward = stretched
-    try:
-        yield kept
-    finally:
-        decoder.forward = forward
+    with _cores(model):
+        sample = _samples(model)[0]
+        return find_logit_map(model, _decoder(model), np.concatenate([sample.prompt_ids, sample.response_ids]))

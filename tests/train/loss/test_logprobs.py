@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from agentgym.causal_lm.logit_map import LogitMap
 from agentgym.samples import build_samples
 from agentgym.train.batching.batch import collate
 from agentgym.train.loss import linear_head, logprobs as module, tiles
-from agentgym.train.loss.logit_map import LogitMap
 from agentgym.train.loss.logprobs import token_logprobs
 from agentgym.train.policy.fsdp import shard
 from agentgym.train.policy.model import PolicyModel, load_policy

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from agentgym.causal_lm.logit_map import LogitMap
 from agentgym.samples import build_samples
 from agentgym.train.config import TrainConfig
-from agentgym.train.loss.logit_map import LogitMap
 from agentgym.train.loss.logprobs import token_logprobs
 from agentgym.train.policy import fsdp
 from agentgym.train.policy.adapter_io import export_adapter, layer_names
 from agentgym.train.policy.model import PolicyModel, load_policy
-from agentgym.train.policy.opening import attend_in_rows, check_padded, find_logit_map
+from agentgym.train.policy.opening import attend_in_rows, check_padded, logit_map_of
 from agentgym.train.trainer import Trainer
 from tests.support.model_families import build
 
@@ -101,7 +101,7 @@ def test_logits_that_are_more_than_scaled_and_capped_are_refused_by_name() -> No
 
     model.forward = squared
     with pytest.raises(ValueError, match=r"^model: llama changes its logits after the output layer"):
-        find_logit_map(model)
+        logit_map_of(model)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_logits_that_are_more_than_scaled_and_capped_are_refused_by_name() -> No
 )
 def test_a_models_logit_map_is_found_from_its_own_forward(name: str, expected: LogitMap) -> None:
     model = build(name)
-    assert find_logit_map(model) == expected
+    assert logit_map_of(model) == expected
     for weight in model.parameters():
         weight.data *= 0.01 if weight.ndim > 1 else 1.0
-    assert find_logit_map(model) == expected  # also if no logit comes near the cap
+    assert logit_map_of(model) == expected  # also if no logit comes near the cap
 
 
 @pytest.mark.parametrize("logits", [LogitMap(scale=0.5), LogitMap(cap=1.5), LogitMap(scale=3.0, cap=2.0)])

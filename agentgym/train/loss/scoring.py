@@ -1,27 +1,10 @@
-"""The map from an output layer's logits to the logits of the softmax."""
+"""The map from an output layer's logits to those of the softmax, at a temperature."""
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogitMap:
-    """How a model changes its output layer's logits: by a factor, then by a soft cap (arXiv 2408.00118)."""
-
-    scale: float = 1.0
-    """Factor of the logits, such as Cohere's logit_scale or 1 / Granite's logits_scaling."""
-    cap: float | None = None
-    """Bound c of the logits, which become c tanh(logit / c); None sets no bound."""
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Return the model's logits, given those of its output layer."""
-        scaled = logits if self.scale == 1 else logits * self.scale
-        return scaled if self.cap is None else self.cap * torch.tanh(scaled / self.cap)
-
-
-PLAIN = LogitMap()
+from agentgym.causal_lm.logit_map import LogitMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
