@@ -215,11 +215,12 @@ def test_each_server_module_imports_only_earlier_ones() -> None:
 
 
 def importers(folder: str, package: str) -> list[str]:
-    return [name_of(p) for p in files(folder) if package in {i.split(".")[0] for i in imports(p)}]
+    return [name_of(p) for p in files(folder) if any(f"{i}.".startswith(f"{package}.") for i in imports(p))]
 
 
-def test_only_the_embedded_engine_and_the_trainer_import_torch() -> None:
-    found = {name.rpartition(".")[0] for name in importers("agentgym", "torch")}
+@pytest.mark.parametrize("package", ["torch", "agentgym.causal_lm"])
+def test_only_the_embedded_engine_and_the_trainer_import_torch(package: str) -> None:
+    found = {name for name in importers("agentgym", package) if not name.startswith("agentgym.causal_lm.")}
     allowed = ("agentgym.engines.transformers", "agentgym.train")
     assert found != set()
     assert [name for name in found if not name.startswith(allowed)] == []
