@@ -34,6 +34,8 @@ class Usage:
     requests: int = 0
     uncounted_requests: int = 0
     """Requests whose responses had no token counts. Their tokens are estimated and cost nothing."""
+    unread_parts: int = 0
+    """Parts of replies that are neither text nor reasoning, and were left out."""
     sent_again: int = 0
     """Number of times that a request was sent again after a failure. They are not included in `requests`."""
 
@@ -45,12 +47,12 @@ class Usage:
 
         Args:
             model: The model role that the counts belong to; "" for the policy. For a model role, only the tokens, the
-                cost and the requests that were sent again are returned.
+                cost, the requests that were sent again and the unread parts are returned.
         """
         if not model:
             return {f"usage/{f.name}": float(value) for f in fields(self) if (value := getattr(self, f.name))}
         counts = {"tokens": self.completion_tokens, "prompt_tokens": self.prompt_tokens, "cost": self.cost}
-        counts["sent_again"] = self.sent_again
+        counts |= {"sent_again": self.sent_again, "unread_parts": self.unread_parts}
         return {f"model_{what}/{model}": float(value) for what, value in counts.items() if value}
 
 

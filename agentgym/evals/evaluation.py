@@ -18,6 +18,7 @@ _COUNTS = (
     "completion_tokens",
     "requests",
     "uncounted_requests",
+    "unread_parts",
     "sent_again",
     "cost",
 )

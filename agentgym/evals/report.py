@@ -42,6 +42,8 @@ def score_lines(played: Evaluation) -> Iterator[str]:
         yield f"{'':<10}{account.get('completion_tokens', 0):.0f} sampled, in {account['requests']:.0f} requests"
         if "uncounted_requests" in account:
             yield f"{'':<10}{account['uncounted_requests']:.0f} requests had no usage counts: estimated, without a cost"
+        if "unread_parts" in account:
+            yield f"{'':<10}{account['unread_parts']:.0f} parts of replies were neither text nor reasoning: left out"
         if "cost" in account:
             yield f"{'cost':<10}{account['cost']:.4f}"
     else:

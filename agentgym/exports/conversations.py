@@ -5,7 +5,7 @@ from typing import Any
 
 from agentgym.chat.fitting import is_malformed
 from agentgym.engines.endpoint.requests import api_messages
-from agentgym.types.json_values import whole_characters
+from agentgym.types.json_values import writable
 from agentgym.types.messages import Message, ToolCall, first_image
 from agentgym.types.rollout import Segment
 
@@ -39,7 +39,7 @@ def why_not(segment: Segment, *, images: bool) -> str | None:
 def sft_line(segment: Segment) -> dict[str, Any]:
     """Return a conversation up to its last turn, with its tools, as TRL and other trainers read it."""
     messages, _ = _conversation(segment)
-    return _whole({"messages": messages} | ({"tools": list(segment.tools)} if segment.tools else {}))  # type: ignore[no-any-return]
+    return writable({"messages": messages} | ({"tools": list(segment.tools)} if segment.tools else {}))  # type: ignore[no-any-return]
 
 
 def openai_line(segment: Segment) -> dict[str, Any]:
@@ -49,24 +49,32 @@ def openai_line(segment: Segment) -> dict[str, Any]:
     format has no field for it.
     """
     messages, is_turn = _conversation(segment)
-    sent = api_messages(_with_ids(messages), reasoning=False)
+    sent = api_messages(_with_ids(messages))
     said = [message for message in sent if message["role"] == "assistant"]
     for message, own in zip(said, is_turn, strict=True):
         if not own:
             message["weight"] = 0
-    return _whole({"messages": sent} | ({"tools": list(segment.tools)} if segment.tools else {}))  # type: ignore[no-any-return]
+    return writable({"messages": sent} | ({"tools": list(segment.tools)} if segment.tools else {}))  # type: ignore[no-any-return]
 
 
 def _conversation(segment: Segment) -> tuple[list[Message], list[bool]]:
     """Return the messages up to the last turn, and for each assistant message whether it is a turn of this segment."""
-    messages = list(segment.prompt_messages)
+    messages = [_without_extra(message) for message in segment.prompt_messages]
     is_turn = [False for message in messages if message["role"] == "assistant"]
     for turn in segment.turns:
-        messages += [turn.message, *turn.env_messages]
+        messages += [_without_extra(turn.message), *turn.env_messages]
         is_turn += [True, *(False for message in turn.env_messages if message["role"] == "assistant")]
     behind = len(segment.turns[-1].env_messages)
     end = len(messages) - behind
     return messages[:end], is_turn[: sum(message["role"] == "assistant" for message in messages[:end])]
+
+
+def _without_extra(message: Message) -> Message:
+    """Return a message without the fields that only the endpoint that sent it understands."""
+    kept: Any = {name: value for name, value in message.items() if name != "extra"}
+    if calls := kept.get("tool_calls"):
+        kept["tool_calls"] = [{name: value for name, value in call.items() if name != "extra"} for call in calls]
+    return kept  # type: ignore[no-any-return]
 
 
 def _with_ids(messages: Sequence[Message]) -> list[Message]:
@@ -92,12 +100,3 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
 
 def _with_id(call: ToolCall, name: str) -> ToolCall:
     return call if "id" in call else ToolCall(id=name, **call)
-
-
-def _whole(value: Any) -> Any:
-    """Return the value with lone surrogates replaced in all texts, since readers of JSON Lines may reject them."""
-    if isinstance(value, str):
-        return whole_characters(value)
-    if isinstance(value, dict):
-        return {_whole(key): _whole(inner) for key, inner in value.items()}
-    return [_whole(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 MAX_DEPTH = 100
 """Maximum nesting of lists and objects in a call's arguments, since not every template can write more."""
@@ -24,6 +25,20 @@ def whole_characters(text: str) -> str:
     except UnicodeEncodeError:
         return _HALF.sub("\ufffd", text)
     return text
+
+
+def writable(value: Any) -> Any:
+    """Return a JSON value as every reader of JSON takes it.
+
+    Lone surrogates in its texts are replaced by U+FFFD, and numbers that aren't finite by None.
+    """
+    if isinstance(value, str):
+        return whole_characters(value)
+    if isinstance(value, dict):
+        return {writable(key): writable(inner) for key, inner in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return [writable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def is_sound(value: object) -> bool:

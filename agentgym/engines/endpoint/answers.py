@@ -1,17 +1,25 @@
 """Parses and validates an endpoint's responses."""
 
 import json
+import logging
+import re
+from dataclasses import replace
+from functools import cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from agentgym.chat.message_chat import estimated_tokens
-from agentgym.chat.parsing import message_of, parse_hermes
+from agentgym.chat.parsing import message_of, parse_hermes, raw_call
+from agentgym.chat.reasoning import split_reasoning
+from agentgym.engines.endpoint.content_parts import Parts, parts_read
 from agentgym.engines.messages import MessageCompletion, Usage
 from agentgym.errors import EngineError
 from agentgym.types.completion import FinishReason
 from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
+
+log = logging.getLogger(__name__)
 
 SHOWN = 200
 """Number of characters of a response that an error message quotes."""
@@ -19,24 +27,41 @@ _LENGTH = frozenset({"length", "max_tokens", "model_length"})
 """Values of finish_reason for a reply that a limit on tokens cut off."""
 _REFUSED = frozenset({"content_filter", "error", "abort", "safety"})
 """Values of finish_reason for a reply that the endpoint filtered or aborted."""
+_NO_CALL = re.compile("(malformed|unexpected)_(function|tool)_call")
+"""Matches values of finish_reason, in lower case, for a reply that is a call which the endpoint could not read."""
 
 
 class GarbageError(Exception):
     """Raised if the endpoint's response isn't a chat completion."""
 
 
-class _Function(BaseModel):
+class _Kept(BaseModel):
+    """An object whose unknown fields are kept, to be sent back with it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The unknown fields that aren't empty. Many endpoints send `null` or `[]` for features that weren't used."""
+        return {name: value for name, value in (self.model_extra or {}).items() if value not in (None, "", [], {})}
+
+
+class _Function(_Kept):
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class _Call(BaseModel):
+class _Call(_Kept):
     id: str | None = None
+    type: Any = None
+    index: Any = None
+    """The call's place, which its place in the list already says."""
     function: _Function
 
 
-class _Message(BaseModel):
-    content: str | None = None
+class _Message(_Kept):
+    role: Any = None
+    content: str | list[Any] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -89,15 +114,45 @@ def read_answer(body: bytes) -> Answer:
     """Parse a chat completion.
 
     Raises:
-        GarbageError: If the body is anything else. The message quotes its beginning.
+        GarbageError: If the body is anything else, or a reply without any text, call or token. The message quotes its
+            beginning.
     """
+    shown = body[:SHOWN].decode(errors="replace")
     try:
-        return Answer.model_validate(json.loads(body))
+        answer = Answer.model_validate(json.loads(body))
     except (ValidationError, ValueError, RecursionError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else type(error).__name__
         place = ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else "JSON"
-        shown = body[:SHOWN].decode(errors="replace")
         raise GarbageError(f"the response is not a chat completion ({place}: {why}): {shown!r}") from None
+    if _is_empty(answer):
+        raise GarbageError(f"the response is empty: it has no text, no call and no tokens: {shown!r}")
+    return answer
+
+
+def _is_empty(answer: Answer) -> bool:
+    """Return whether the reply has nothing and took no token, although no limit, filter or malformed call ended it."""
+    choice, usage = answer.choices[0], answer.usage
+    if usage is None or usage.completion_tokens or choice.finish_reason in _LENGTH | _REFUSED or _is_no_call(choice):
+        return False
+    read = choice.message
+    return not any((read.content, read.refusal, read.reasoning_content, read.reasoning, read.tool_calls))
+
+
+def _is_no_call(choice: _Choice) -> bool:
+    return bool(_NO_CALL.search((choice.finish_reason or "").lower()))
+
+
+def reasoning_field(answer: Answer) -> str | None:
+    """Return the field of the message that has the reasoning, or None if it has none.
+
+    It is "content" if the reasoning is among the parts of the content.
+    """
+    read = answer.choices[0].message
+    if read.reasoning_content:
+        return "reasoning_content"
+    if read.reasoning:
+        return "reasoning"
+    return "content" if parts_read(read.content).reasoning else None
 
 
 def completion_of(answer: Answer, *, in_prompt: bool) -> MessageCompletion:
@@ -113,28 +168,50 @@ def completion_of(answer: Answer, *, in_prompt: bool) -> MessageCompletion:
     choice = answer.choices[0]
     if choice.finish_reason in _REFUSED:
         raise EngineError(f"the endpoint stopped the reply with finish_reason {choice.finish_reason!r}")
-    message = _message_of(choice.message, in_prompt=in_prompt)
+    parts = parts_read(choice.message.content)
+    message = _message_of(choice.message, parts, in_prompt=in_prompt)
+    if _is_no_call(choice) and "tool_calls" not in message:
+        message["tool_calls"] = [raw_call(message["content"])]
     reason: FinishReason = "length" if choice.finish_reason in _LENGTH else "stop"
-    return MessageCompletion(message=message, finish_reason=reason, usage=_usage_of(answer.usage, message))
+    for kind in parts.unread:
+        _say_unread(kind)
+    usage = replace(_usage_of(answer.usage, message), unread_parts=len(parts.unread))
+    return MessageCompletion(message=message, finish_reason=reason, usage=usage)
 
 
-def _message_of(read: _Message, *, in_prompt: bool) -> Message:
-    content = read.content or read.refusal or ""
+@cache
+def _say_unread(kind: str) -> None:
+    log.warning(
+        "an endpoint's reply has a part of the type %r, which is neither text nor reasoning: such parts are left out, "
+        "and counted as usage/unread_parts",
+        kind,
+    )
+
+
+def _message_of(read: _Message, parts: Parts, *, in_prompt: bool) -> Message:
+    content = parts.text or read.refusal or ""
+    reasoning = read.reasoning_content or read.reasoning or parts.reasoning
+    extra = read.extra | ({"content": read.content} if parts.reasoning else {})
+    if not reasoning:  # Otherwise the endpoint itself has separated them.
+        reasoning, content = split_reasoning(content)
     calls = read.tool_calls or ()
     if in_prompt and not calls:
         message = parse_hermes(content)
     else:
-        made = [
-            {
-                "id": call.id and whole_characters(call.id),
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in calls
-        ]
-        message = message_of(content, {"content": content, "tool_calls": made})
-    if thought := read.reasoning_content or read.reasoning:
-        message["reasoning_content"] = thought
+        message = message_of(content, {"content": content, "tool_calls": [_read_call(call) for call in calls]})
+        for made, call in zip(message.get("tool_calls", ()), calls, strict=True):
+            if beside := call.extra | ({"function": call.function.extra} if call.function.extra else {}):
+                made["extra"] = beside
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if extra:
+        message["extra"] = extra
     return message
+
+
+def _read_call(call: _Call) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {"id": call.id and whole_characters(call.id), "function": function}
 
 
 def _arguments(written: str | dict[str, Any] | None) -> Any:

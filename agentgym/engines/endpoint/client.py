@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -13,6 +14,8 @@ from agentgym.machine.time_limits import off_the_clock
 
 _AGAIN = frozenset({408, 409, 425, 429})
 """HTTP statuses below 500 after which a retry may succeed."""
+_OF_REASONING = re.compile(r"reasoning_content|['\"`]reasoning['\"`]")
+"""Matches the name of a field with the reasoning of an earlier turn in an error response."""
 _NEVER = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Error codes in a response after which a retry can't succeed, whatever its HTTP status."""
 
@@ -151,6 +154,11 @@ def _refusal_of(error: Any) -> Refusal:
     said = f"status {status}: {' '.join(error.response.text.split())[:SHOWN]}"
     if status == 404:
         said += "; does the URL end with the API's path, such as /v1, and does the endpoint serve this model?"
+    if status in (400, 422) and _OF_REASONING.search(error.response.text):
+        said += (
+            "; set send_reasoning to True if the endpoint requires the reasoning of earlier turns, or to False if it "
+            "refuses it"
+        )
     return Refusal(said, again=again, wait_s=retry_after_s(error.response.headers))
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.config_fields import Above0, Count, Name, Names, NotNegative, Positive, config
-from agentgym.engines.endpoint.answers import completion_of
+from agentgym.engines.endpoint.answers import completion_of, reasoning_field
 from agentgym.engines.endpoint.requests import api_messages, prompt_messages, sampling_fields
 from agentgym.engines.messages import NO_POLICY, MessageCompletion, Usage
 from agentgym.errors import EngineError
@@ -68,9 +68,13 @@ class Endpoint:
     context_tokens: Positive = field(default=131_072, kw_only=True)
     """Maximum number of tokens in one conversation. The env's own limit is often lower."""
     send_reasoning: bool = field(default=False, kw_only=True)
-    """Whether to send back the reasoning of earlier turns, which some models expect."""
+    """Whether to send back the reasoning of earlier turns, which some models require. Each turn then has the field,
+    even if it is empty.
+    """
     leave_out: Names = field(default=(), kw_only=True)
-    """Request fields to leave out because the endpoint rejects them, such as "temperature" or "seed"."""
+    """Request fields to leave out because the endpoint rejects them, such as "temperature" or "seed". Fields that the
+    endpoint sent with a message or a call, and rejects if they are sent back, can also be listed.
+    """
     extra_body: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Extra fields of each request, such as {"reasoning_effort": "low"}. They override fields with the same name."""
     prompt_price: NotNegative = field(default=0.0, kw_only=True)
@@ -207,6 +211,7 @@ class Endpoint:
             raise EngineError("the endpoint is not open: use it inside `async with`")
         request = self._request(messages, tools, sampling_fields(sampling, max_tokens=max_tokens, seed=seed))
         answer, retries = await client.ask(request)
+        self._state.reasoning_field = reasoning_field(answer) or self._state.reasoning_field
         try:
             made = completion_of(answer, in_prompt=self.tools == "prompt" and bool(tools))
         except EngineError as error:
@@ -223,7 +228,8 @@ class Endpoint:
         if self.tools == "prompt":
             request["messages"] = prompt_messages(messages, tools)
         else:
-            request["messages"] = api_messages(messages, reasoning=self.send_reasoning)
+            field = self._state.reasoning_field if self.send_reasoning else None
+            request["messages"] = api_messages(messages, reasoning=field, leave_out=self.leave_out)
             request |= {"tools": list(tools)} if tools else {}
         request |= {name: value for name, value in sampled.items() if name not in self.leave_out}
         return request | dict(self.extra_body)
@@ -304,6 +310,8 @@ class _Opened:
         self.model: str | None = None
         """The name of the model that the endpoint serves, as it reported it; None if it wasn't asked."""
         self.usage = Usage()
+        self.reasoning_field = "reasoning_content"
+        """The field in which the endpoint sends reasoning, and in which it gets it back."""
 
 
 def _refuse(what: str) -> NoReturn:

@@ -1,11 +1,11 @@
 """Converts messages, tools and sampling parameters to the format of an endpoint's requests."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from agentgym.types.completion import Sampling
-from agentgym.types.json_values import whole_characters
+from agentgym.types.json_values import whole_characters, writable
 from agentgym.types.messages import Message, ToolCall, is_image, joined, parts_of
 
 _INSTRUCTION = """# Tools
@@ -24,7 +24,9 @@ For each function call, return a json object with function name and arguments wi
 """The description of the tools in the prompt. Many models were trained on this wording of the Hermes format."""
 
 
-def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[str, Any]]:
+def api_messages(
+    messages: Sequence[Message], *, reasoning: str | None = None, leave_out: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """Convert messages to the format of an API with tools, which requires exactly one result after each call.
 
     A tool message that doesn't belong to a call of the preceding turn becomes a user message. A call without a result,
@@ -33,7 +35,13 @@ def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[s
     The API accepts images only from the user. The images of a turn's results are therefore sent in a user message after
     the results. Each result contains the names of its images.
 
-    If `reasoning` is false, the reasoning of earlier turns is left out.
+    A call that the endpoint could not read, and therefore did not send, is not sent back as a call either.
+
+    Args:
+        messages: The conversation.
+        reasoning: The field for the reasoning of earlier turns, which each of them then has, even if it is empty;
+            "content" for the parts of the content as the endpoint sent them. None leaves the reasoning out.
+        leave_out: Fields that the endpoint sent with a message or a call, but that are not sent back.
     """
     made: list[dict[str, Any]] = []
     open_calls: list[str] = []
@@ -54,11 +62,9 @@ def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[s
         elif seen:
             made.append({"role": "user", "content": seen})
         seen = []
-        if calls := message.get("tool_calls"):
-            sent["tool_calls"] = [_api_call(call) for call in calls]
-            open_calls = [call["id"] for call in sent["tool_calls"]]
-        if reasoning and message.get("reasoning_content"):
-            sent["reasoning_content"] = _whole(message["reasoning_content"])
+        if role == "assistant":
+            sent |= _turn_fields(message, reasoning, leave_out)
+            open_calls = [call["id"] for call in sent.get("tool_calls", ())]
         made.append(sent)
     made += _without_result(open_calls)
     return [*made, {"role": "user", "content": seen}] if seen else made
@@ -84,12 +90,41 @@ def _without_result(calls: Sequence[str]) -> list[dict[str, Any]]:
     return [{"role": "tool", "content": "[no result]", "tool_call_id": call} for call in calls]
 
 
-def _api_call(call: ToolCall) -> dict[str, Any]:
+def _turn_fields(message: Message, reasoning: str | None, leave_out: Collection[str]) -> dict[str, Any]:
+    """Return the fields of an assistant message beside its role and content, and its content if that has reasoning."""
+    fields = _sent_back(message, leave_out)
+    parts = fields.pop("content", None)
+    if reasoning == "content":
+        fields |= {"content": parts} if parts else {}
+    elif reasoning:
+        fields[reasoning] = whole_characters(message.get("reasoning_content", ""))
+    calls = message.get("tool_calls", ())
+    if sent := [_api_call(call, leave_out) for call in calls if not _is_unread(call)]:
+        fields["tool_calls"] = sent
+    elif calls and not message["content"]:
+        fields["content"] = "[a call that could not be read]"
+    return fields
+
+
+def _sent_back(given: Message | ToolCall, leave_out: Collection[str]) -> dict[str, Any]:
+    return {name: writable(value) for name, value in given.get("extra", {}).items() if name not in leave_out}
+
+
+def _is_unread(call: ToolCall) -> bool:
+    return not call["function"]["name"] and isinstance(call["function"]["arguments"], str)
+
+
+def _api_call(call: ToolCall, leave_out: Collection[str]) -> dict[str, Any]:
     made = call["function"]["arguments"]
     # Some servers reject arguments that aren't JSON, so the model's text is sent as an argument.
     arguments = json.dumps(made if isinstance(made, dict) else {"raw": made}, ensure_ascii=False)
-    function = {"name": call["function"]["name"] or "unknown", "arguments": _whole(arguments)}
-    return {"id": call.get("id", ""), "type": "function", "function": function}
+    extra = _sent_back(call, leave_out)
+    function = {
+        "name": call["function"]["name"] or "unknown",
+        "arguments": _whole(arguments),
+        **extra.pop("function", {}),
+    }
+    return {"id": call.get("id", ""), "type": "function", "function": function, **extra}
 
 
 def prompt_messages(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

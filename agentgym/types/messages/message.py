@@ -20,11 +20,16 @@ class Function(TypedDict):
 
 
 class ToolCall(TypedDict, total=False):
-    """One tool call of an assistant message, in the OpenAI format."""
+    """One tool call of an assistant message, in the OpenAI format.
+
+    `extra` has the other fields that an endpoint sent with the call, such as a thought signature. `ag.Endpoint` sends
+    them back with it; under "function", it has those of the call's function.
+    """
 
     id: str
     type: Literal["function"]
     function: Required[Function]
+    extra: dict[str, Any]
 
 
 class TextPart(TypedDict):
@@ -89,7 +94,8 @@ class Message(TypedDict, total=False):
     """A chat message in the OpenAI format, which templates, tool parsers, MCP and proxies use.
 
     `content` is text. In a user or tool message it may also be a list of parts that includes an image; a model's
-    message is always text.
+    message is always text. `extra` has the other fields that an endpoint sent with a model's message; `ag.Endpoint`
+    sends them back with it.
     """
 
     role: Required[Role]
@@ -98,3 +104,4 @@ class Message(TypedDict, total=False):
     tool_calls: list[ToolCall]
     tool_call_id: str
     name: str
+    extra: dict[str, Any]

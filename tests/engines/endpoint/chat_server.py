@@ -25,7 +25,7 @@ Answers: TypeAlias = Callable[[Request, int], "Sent | str"]
 SOON = {"retry-after-ms": "1"}
 
 
-def said(content: str | None, *, reason: str = "stop", usage: Any = None, **fields: Any) -> Sent:
+def said(content: Any, *, reason: str = "stop", usage: Any = None, **fields: Any) -> Sent:
     """Return a chat completion."""
     message = {"role": "assistant", "content": content, **fields}
     counted = {"prompt_tokens": 100, "completion_tokens": 10} if usage is None else usage

@@ -109,17 +109,17 @@ def test_images_of_several_results_follow_all_results_and_precede_the_next_messa
     named = [text_part(f"image {number} of the tools' results:") for number in (1, 2, 3)]
     seen = [named[0], PART, named[1], PART, named[2], GIF_PART]
     end = [{"role": "user", "content": seen}]
-    *_, first, second, behind = api_messages([called_at("a", "b"), *both], reasoning=False)
+    *_, first, second, behind = api_messages([called_at("a", "b"), *both])
     assert [first["content"], second["content"]] == [*told, "[image 3, in the next message]"]
     assert [behind] == end
-    on = api_messages([called_at("a", "b"), *both, Message(role="user", content="On.")], reasoning=False)
+    on = api_messages([called_at("a", "b"), *both, Message(role="user", content="On.")])
     assert on[3:] == [{"role": "user", "content": [*seen, text_part("On.")]}]
-    on = api_messages([called_at("a", "b"), *both, called_at("c")], reasoning=False)
+    on = api_messages([called_at("a", "b"), *both, called_at("c")])
     assert [message["role"] for message in on] == ["assistant", "tool", "tool", "user", "assistant", "tool"]
-    left = api_messages([called_at("a", "b"), both[0]], reasoning=False)
+    left = api_messages([called_at("a", "b"), both[0]])
     assert [message["content"] for message in left[1:3]] == [*told, "[no result]"]
     assert left[3]["content"] == seen[:4]
-    alone = api_messages([result("z", [PART])], reasoning=False)
+    alone = api_messages([result("z", [PART])])
     assert alone == [{"role": "user", "content": [PART]}]
 
 
