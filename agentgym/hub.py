@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from agentgym.errors import AgentGymError
 from agentgym.errors.tracebacks import describe
+from agentgym.gguf_files import gguf_folder, is_gguf
 
 SHIPPED = {"tiny": "chase"}
 """The name of each shipped model's folder in `recipes/checkpoints` of a checkout, by the model's name."""
@@ -22,18 +23,22 @@ REACH_S = 5.0
 """Timeout in seconds for a connection to the model hub."""
 ROLLOUTS = "rollouts.sqlite"
 """Name of the rollouts' file, by which a folder of a run or an evaluation that was given as a model is recognized."""
-WANTED = "give the folder of a whole model, or a name on the Hugging Face hub"
+WANTED = "give the folder of a whole model, a GGUF file, or a name on the Hugging Face hub"
 
 
 def find_model(model: Path | str) -> Path | str:
-    """Return the folder of a model that comes with the library ("tiny"); return any other folder or hub name unchanged.
+    """Return the folder of a model that comes with the library ("tiny") or of a GGUF file; return others unchanged.
 
-    "tiny" is a Qwen3 with 0.4 M parameters that runs on one CPU core. A folder with that name takes precedence.
+    "tiny" is a Qwen3 with 0.4 M parameters that runs on one CPU core. A folder with that name takes precedence. A GGUF
+    file is converted to a model folder in the user's cache, once, which takes seconds or minutes.
 
     Raises:
-        ValueError: If this installation lacks the model.
+        ValueError: If this installation lacks the model, or if a GGUF file can't be converted.
+        MissingPackage: If the model is a GGUF file, and the package gguf isn't installed.
     """
     name = str(model)  # The command line passes a Path for every model.
+    if is_gguf(model) and os.path.isfile(model):  # noqa: PTH113 - Path.is_file raises for a name that is too long
+        return gguf_folder(Path(model))
     if name not in SHIPPED or exists(model):
         return model
     here = Path(__file__).parent
@@ -50,7 +55,8 @@ def exists(path: Path | str) -> bool:
 
 def is_tiny(model: Path | str) -> bool:
     """Return whether a model is one of the tiny ones that come with the library or its recipes."""
-    folder = Path(os.path.realpath(find_model(model))).parent  # Path.resolve raises for links in a circle
+    found = model if is_gguf(model) else find_model(model)
+    folder = Path(os.path.realpath(found)).parent  # Path.resolve raises for links in a circle
     here = Path(__file__).resolve().parent
     return folder in (here / "_models", here.parent / "recipes" / "checkpoints")
 
@@ -65,16 +71,27 @@ def refuse_missing(model: Path | str, field: str = "model") -> None:
             f"{field}: {model} is a URL, but weights are loaded from a folder or the hub; for a policy's servers use "
             "--engine sglang --engine.urls, and for a judge at an endpoint use a custom engine, ag.CustomEngineConfig"
         )
+    if is_gguf(model) and not exists(model):
+        raise ValueError(f"{field}: there is no file {model}; {WANTED}")
     # A hub name is `model` or `owner/model`; anything else can only be a path.
     local = str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
     if local and not exists(model):
         raise ValueError(
             f"{field}: there is no folder {model}; give one that exists, or a name on the Hugging Face hub"
         )
+    if os.path.isdir(model) and (files := _only_gguf(Path(model))):  # noqa: PTH112 - as in `find_model`
+        raise ValueError(f"{field}: {model} holds only GGUF files; give one of them, such as {files[0]}")
     if exists(Path(model, ROLLOUTS)) and not exists(Path(model, "config.json")):
         raise ValueError(
             f"{field}: {model} is the folder of a run or an evaluation, not of a model; {_instead(Path(model))}"
         )
+
+
+def _only_gguf(folder: Path) -> list[Path]:
+    """Return the GGUF files of a folder that isn't the folder of a model or an adapter."""
+    if any(exists(folder / name) for name in ("config.json", "adapter_config.json")):
+        return []
+    return sorted(file for file in folder.iterdir() if is_gguf(file))
 
 
 def _instead(folder: Path) -> str:
@@ -98,7 +115,7 @@ def refuse_unreachable(model: Path | str, field: str = "model") -> None:
     be reached, because the hub's own client retries for almost a minute per file.
     """
     refuse_missing(model, field)
-    if exists(find_model(model)) or _is_cached(str(model)) or (why_not := why_no_hub()) is None:
+    if is_gguf(model) or exists(find_model(model)) or _is_cached(str(model)) or (why_not := why_no_hub()) is None:
         return
     raise ValueError(
         f"{field}: {model} cannot be loaded: there is no such folder here, it is not in the hub's cache, and "

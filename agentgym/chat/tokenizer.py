@@ -189,8 +189,9 @@ def chat_tokenizer(
         from jinja2 import TemplateError, TemplateSyntaxError
         from transformers import AutoTokenizer
 
-    with loading(model):
-        tokenizer = AutoTokenizer.from_pretrained(find_model(model))
+    found = find_model(model)
+    with loading(found):
+        tokenizer = AutoTokenizer.from_pretrained(found)
     if template is not None:
         tokenizer.chat_template = template_text(template)
     try:

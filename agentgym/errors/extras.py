@@ -22,6 +22,7 @@ EXTRAS = {
     "tokenizers": "train",
     "jinja2": "train",
     "regex": "train",
+    "gguf": "gguf",
     "docker": "docker",
     "requests": "docker",
     "gymnasium": "gymnasium",

@@ -1,6 +1,6 @@
 """The engine of an evaluation: a given one, or one that is opened for a model or a URL."""
 
-import os
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +14,7 @@ from agentgym.environments.env import Env
 from agentgym.environments.mixture import member_of
 from agentgym.files.foreign.adapter import CONFIG, adapter_config
 from agentgym.files.foreign.opening import is_file
-from agentgym.hub import find_model
+from agentgym.hub import exists, find_model
 from agentgym.tools.images import image_in
 from agentgym.types.messages import SEE_ELSEWHERE
 from agentgym.types.task import Task
@@ -45,7 +45,7 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
             await local.load_adapter(adapter, version=1)
             yield local
     else:
-        async with TransformersEngine(model) as local:
+        async with TransformersEngine(await asyncio.to_thread(find_model, model)) as local:
             yield local
 
 
@@ -76,9 +76,8 @@ def opened_name(model: Model) -> str:
 
 
 def _whole(name: str | Path) -> str:
-    """Return a folder's absolute path, which is valid from every working directory, and any other name unchanged."""
-    is_folder = os.path.isdir(name)  # noqa: PTH112 - Path.is_dir raises for a name that is too long
-    return str(Path(name).resolve() if is_folder else name)
+    """Return the absolute path of a folder or file, valid from every working directory, and other names unchanged."""
+    return str(Path(name).resolve() if exists(name) else name)
 
 
 def is_url(model: str | Path) -> bool:

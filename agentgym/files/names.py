@@ -82,6 +82,16 @@ def make_parents(folder: Path) -> None:
             raise cannot_be_made(folder, error) from None
 
 
+def cache_folder(name: str) -> Path:
+    """Return the path of a folder in this user's cache: `agentgym/NAME` in $XDG_CACHE_HOME, or in ~/.cache.
+
+    Raises:
+        RuntimeError: If there is no home folder.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "agentgym" / name
+
+
 def cannot_be_made(folder: Path, error: OSError | ValueError) -> ValueError:
     """Return the error that says why a run's folder can't be created; a ValueError means that its name has a NUL."""
     named = repr(str(folder)) if isinstance(error, ValueError) else folder

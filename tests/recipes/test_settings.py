@@ -475,7 +475,7 @@ def test_a_folder_without_a_whole_model_gives_one_line(lacks: str, tmp_path: Pat
         (model / "model.safetensors").write_bytes(b"")
     line = refused("--output-dir", str(tmp_path / "out"), "--model", str(model), "--max-steps", "0")
     assert line.startswith(
-        f"chase_grpo: model: {model} cannot be loaded; give the folder of a whole model, or a name on "
+        f"chase_grpo: model: {model} cannot be loaded; give the folder of a whole model, a GGUF file, or a name on "
     )
 
 
@@ -650,7 +650,8 @@ def test_a_misspelled_model_gives_one_line_with_the_places_searched(
         replace(RECIPE, **changes).check_files()
     assert str(refused.value) == (
         f"{field}: nofolder cannot be loaded: there is no such folder here, it is not in the hub's cache, and {no_hub} "
-        "cannot be reached (Connection refused); give the folder of a whole model, or a name on the Hugging Face hub"
+        "cannot be reached (Connection refused); give the folder of a whole model, a GGUF file, or a name on the "
+        "Hugging Face hub"
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from agentgym.files import names
+
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 4 << 30
@@ -24,9 +26,7 @@ def cache_folder() -> Path | None:
     It is `agentgym/search` in $XDG_CACHE_HOME, or in ~/.cache.
     """
     try:
-        named = os.environ.get("XDG_CACHE_HOME", "")
-        cache = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
-        folder = cache / "agentgym" / "search"
+        folder = names.cache_folder("search")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentgym.errors import SandboxError
+from agentgym.files import names
 from agentgym.machine.process_identity import dead_folders, new_folder, remove_folder
 from agentgym.sandboxes.docker.images.build_log import BuildLog, announce
 
@@ -56,7 +57,7 @@ def cache_folder() -> Path:
     """
     if os.geteuid() == 0:
         return Path("/var/cache/agentgym/packages")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "agentgym", "packages")
+    return names.cache_folder("packages")
 
 
 def _ask(python: str) -> tuple[str, str]:
