@@ -94,7 +94,7 @@ class Env(Generic[TaskT]):
         check_settings(made, _SETTINGS)
         check_on_class(made, "tasks")
         check_read(made, "tools")
-        for method in ("reset", "step", "score", "close", "branch", "group_reward"):
+        for method in ("reset", "step", "step_cut", "score", "close", "branch", "group_reward"):
             check_awaited(made, method)
         check_opened(made, "open_resources")
         for method in ("interrupt", "restore_played"):
@@ -264,6 +264,21 @@ class Env(Generic[TaskT]):
             action: The assistant's message.
         """
         raise NotImplementedError(f"{type(self).__name__}.step(action)")
+
+    async def step_cut(self, action: Message) -> StepResult | None:
+        """Take the last turn of a rollout that a token limit cut off, so that it is scored on the text that it has.
+
+        It is called instead of `step`. By default it calls `step`. Override it to return None if a turn that is cut off
+        must not count, such as a move in a game.
+
+        Args:
+            action: The assistant's message as far as it was sampled, without its tool calls, which are never made.
+
+        Returns:
+            A result as of `step`, of which only the rewards count; the rollout ends in any case, and its stop reason is
+            the limit. None leaves the turn out.
+        """
+        return await self.step(action)
 
     async def score(self) -> dict[str, float]:
         """Return the outcome rewards by name; their sum is added to the rewards of the steps.

@@ -24,7 +24,7 @@ class ToolEnv(Env[TaskT]):
     """An env whose `@ag.tool` methods are the model's tools and whose `@ag.reward` methods score the rollout.
 
     The rollout ends when the model answers without a tool call (`self.answer` is the text) or when a tool returns
-    `ag.Stop`.
+    `ag.Stop`. If a token limit cuts off a turn, `self.answer` is the text up to there.
     """
 
     _counts: ClassVar[tuple[str, ...]] = ("tool_calls", "tool_errors", "malformed_calls")
@@ -96,6 +96,15 @@ class ToolEnv(Env[TaskT]):
         if stop is not None:
             return _end(messages, stop)
         return StepResult(messages, 0.0, False, False, {})
+
+    async def step_cut(self, action: Message) -> StepResult | None:
+        """Set `self.answer` to the text of the last turn, which a token limit cut off; see `Env.step_cut`.
+
+        Args:
+            action: The assistant's message as far as it was sampled, without its tool calls.
+        """
+        self.answer = action["content"]
+        return _end([], StopReason.LENGTH)
 
     async def call_tools(
         self, calls: Sequence[ToolCall], allowed_tools: Collection[str] | None = None

@@ -29,6 +29,9 @@ def score_lines(played: Evaluation) -> Iterator[str]:
     yield f"{'rollouts':<10}{len(played.rollouts)}, {played.failed} failed{resumed}"
     for why, times in played.failures[:FAILURES]:
         yield f"{'':<10}{times} times {printable(why).partition(chr(10))[0]}"
+    turns = [turn for rollout in played.rollouts for segment in rollout.segments for turn in segment.turns]
+    cut = sum(turn.finish_reason == "length" for turn in turns)
+    yield f"{'turns':<10}{len(turns):,}, {cut:,} cut off by a token limit"
     calls = played.calls()
     if calls["tool_calls"] or calls["malformed_calls"]:
         wrong = f"{calls['tool_errors']:.2f} errors, {calls['malformed_calls']:.2f} malformed"

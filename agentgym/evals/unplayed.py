@@ -13,7 +13,10 @@ from agentgym.environments.parameters import variant
 from agentgym.environments.rewards import rewards_of
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError
-from agentgym.types.rollout import Rollout, StopReason
+from agentgym.types.rollout import Rollout, StopReason, Turn
+
+CUT = (StopReason.LENGTH, StopReason.CONTEXT, StopReason.TOKENS)
+"""The stop reasons of a rollout whose last turn a token limit may have cut off."""
 
 GIVEN = frozenset(
     {"task", "metrics", "role_rewards", "answer", "_models", "_forks", "_resources", "_threads", "_sandbox"}
@@ -37,8 +40,11 @@ def unplayed(env: type[Env[Any]], task: Any, rollout: Rollout) -> Env[Any]:
     made: Env[Any] = (cls if restores else _watched(cls))(task)
     made.metrics |= dict(rollout.metrics)
     made.role_rewards |= dict(rollout.role_rewards)
-    if isinstance(made, ToolEnv) and rollout.stop_reason == StopReason.ANSWER:
-        made.answer = _last_message(rollout)
+    if isinstance(made, ToolEnv):
+        last, takes_cut = _last_turn(rollout), env.step_cut is ToolEnv.step_cut
+        is_cut = rollout.stop_reason in CUT and last is not None and last.finish_reason == "length"
+        if last is not None and (rollout.stop_reason == StopReason.ANSWER or (is_cut and takes_cut)):
+            made.answer = str(last.message["content"])
     if not restores:
         own = {name for name in vars(made) if name not in GIVEN and name != "_extra_tools"}
         made.__dict__["_unplayed"] = own | _assigned(env) | {"sandbox"}
@@ -52,14 +58,14 @@ def reads_of(made: Env[Any]) -> UnplayedError | None:
     return next(iter(made.__dict__.get("_reads", ())), None)
 
 
-def _last_message(rollout: Rollout) -> str:
-    """Return the text of the last turn of the first conversation."""
+def _last_turn(rollout: Rollout) -> Turn | None:
+    """Return the last turn of the first conversation; None if nothing was sampled in its last segment."""
     segment = rollout.segments[0]
     while following := [
         s for s in rollout.segments if s.parent == segment.index and s.kind in ("compaction", "rerender")
     ]:
         segment = following[0]
-    return str(segment.turns[-1].message["content"])
+    return segment.turns[-1] if segment.turns else None
 
 
 @cache

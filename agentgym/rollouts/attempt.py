@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from agentgym.agent_api.env import AgentEnv
@@ -45,6 +46,7 @@ from agentgym.seeds import seed_for
 from agentgym.types.completion import Sampling
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout, StopReason
+from agentgym.types.task import StepResult
 
 T = TypeVar("T")
 
@@ -248,8 +250,8 @@ class Attempt:
                 await self.at_state(conversation, deadline)
             message = await conversation.query()
             if isinstance(message, StopReason):
-                return Ending(message)
-            ended = await self._observe(conversation, await self._act(env, message), deadline)
+                return Ending(message, await self._is_scored_cut(env, conversation))
+            ended = await self._observe(conversation, await self._act(env.step, message), deadline)
             if ended is not None:
                 return ended
         return Ending(StopReason.TURNS)
@@ -274,11 +276,24 @@ class Attempt:
         env._forks = ConversationForks(conversation)
         return conversation
 
-    async def _act(self, env: Env[Any], message: Message) -> Step:
-        """Return the env's validated answer to one message of the model."""
+    async def _is_scored_cut(self, env: Env[Any], conversation: Conversation) -> bool:
+        """Let the env score the turn that a token limit has just cut off, if one was.
+
+        Returns:
+            Whether the env returned the outcome, so that its `score` isn't called.
+        """
+        if conversation.cut is None:
+            return False
+        step = await self._act(partial(_none_as_nothing, env.step_cut), conversation.cut)
+        conversation.segment.answer((), reward=step.reward)
+        self._credit(step.reward + sum(step.rewards.values()), step.rewards)
+        return bool(step.rewards)
+
+    async def _act(self, method: Callable[[Message], Awaitable[StepResult]], message: Message) -> Step:
+        """Return the validated answer of the env's `step` or `step_cut` to one message of the model."""
         self.touched = True
         try:
-            answer = await env.step(message)
+            answer = await method(message)
         except BaseException as error:
             self._step.cross(error)
             raise
@@ -325,6 +340,12 @@ class Attempt:
                 except (SandboxKilledError, EnvError) as error:  # The policy's code may have caused the error.
                     if not _counted(error, env.close):
                         raise
+
+
+async def _none_as_nothing(step_cut: Callable[[Message], Awaitable[StepResult | None]], message: Message) -> StepResult:
+    """Return what `step_cut` returns, and a result without rewards for None."""
+    taken = await step_cut(message)
+    return StepResult([], 0.0, True, False, {}) if taken is None else taken
 
 
 def _counted(error: SandboxKilledError | EnvError, method: Callable[..., Any]) -> str:

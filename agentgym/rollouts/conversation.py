@@ -62,6 +62,8 @@ class Conversation:
         self.opened = self.forks = 0
         self.reply: Reply | None = None
         """The last turn, as long as it is unanswered."""
+        self.cut: Message | None = None
+        """The last turn, without its tool calls, if a token limit cut it off."""
         self.segment: OpenSegment
 
     def open(
@@ -109,7 +111,7 @@ class Conversation:
             The message, or the StopReason if no turn could be finished.
         """
         state, segment, chat = self.state, self.segment, self.chat
-        room = segment.room
+        room, self.cut = segment.room, None
         out = state.out_of(room)
         if out is not None:
             return out
@@ -142,6 +144,9 @@ class Conversation:
         )
         state.answers += 1
         if completion.finish_reason == "length":
+            state.count("cut_turns")
+            self.cut = message.copy()
+            self.cut.pop("tool_calls", None)
             return state.out_of(segment.room) or StopReason.LENGTH
         self.reply = Reply(ids, message, completion.finish_reason == "stop")
         return message

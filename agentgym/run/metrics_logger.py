@@ -205,7 +205,8 @@ class MetricsLogger:
         self._bar.update(self._job, advance=1, metrics=f"reward {last}")
         rate = metrics.get("throughput/sampled_tokens_per_s")
         speed = f", {rate:,.0f} tokens/s" if rate is not None and math.isfinite(rate) else ""
-        self._line(f"step {step}, {step + 1}/{self._steps} done  reward {last}  {self._pace(step + 1)}{speed}")
+        done = f"step {step}, {step + 1}/{self._steps} done"
+        self._line(f"{done}  reward {last}{_cut_turns(metrics)}  {self._pace(step + 1)}{speed}")
 
     def held_out(self, done: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of an evaluation on a separate line.
@@ -269,6 +270,13 @@ class MetricsLogger:
             return f"{took:.0f} s"
         left = took / (done - self._done) * (self._steps - done)
         return f"{took:.0f} s, about {left:.0f} s left"
+
+
+def _cut_turns(metrics: Mapping[str, float]) -> str:
+    """Return how many of a step's turns a token limit cut off, as a part of its line; "" if it has no turns."""
+    finished = metrics.get("rollouts/finished", 0.0)
+    turns, cut = (round(finished * metrics.get(f"rollout/{name}", 0.0)) for name in ("turns", "cut_turns"))
+    return f", {cut:,} of {turns:,} turns cut" if turns else ""
 
 
 def _opened(path: Path, more: int = 0) -> int:

@@ -96,6 +96,9 @@ class Negotiate(ag.Env[DealTask]):
             return ag.StepResult([], 0.0, True, False, {"stop_reason": "deal" if self.is_deal else "no deal"})
         return ag.StepResult([ag.Message(role="user", content=quoted(said))], 0.0, False, False, {})
 
+    async def step_cut(self, action: ag.Message) -> None:
+        """Leave a message out that is cut off, since the other player does not answer it."""
+
     @property
     def is_deal(self) -> bool:
         """Whether the last offers of both players together are exactly the pool."""

@@ -161,6 +161,9 @@ class TicTacToe(ag.Env[Game]):
             told = says(shown(self.board) + (f"\n\n{self.ended}" if self.ended else ""))
         return ag.StepResult([told], 0.0, bool(self.ended), False, {"stop_reason": "game over"} if self.ended else {})
 
+    async def step_cut(self, action: ag.Message) -> None:
+        """Leave a move out that is cut off, since the next token could change it."""
+
     def _refused(self, answer: str, mark: str) -> ag.Message | None:
         """Make a move, or return a message with the free fields if it is illegal."""
         number = re.fullmatch(r"\s*([1-9])\s*", answer)

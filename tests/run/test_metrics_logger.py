@@ -31,6 +31,16 @@ def test_the_line_of_a_step_has_its_token_rate(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.endswith(" left, 1,234 tokens/s\n")
 
 
+def test_the_line_of_a_step_says_how_many_turns_were_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"reward": 0.5, "rollouts/finished": 64.0, "rollout/turns": 1.25}
+    with MetricsLogger(tmp_path, steps=2) as log:
+        log(0, metrics)
+        log(1, {**metrics, "rollout/cut_turns": 0.5})
+    first, second = capsys.readouterr().err.splitlines()
+    assert ", 0 of 80 turns cut  " in first
+    assert ", 32 of 80 turns cut  " in second
+
+
 def test_a_long_batch_reports_its_progress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
