@@ -13,19 +13,19 @@ TAGGED_CALL = ("<tool_call>", "</tool_call>")
 def split_reasoning(
     text: str,
     *,
-    inside: bool = False,
+    inside: bool | None = None,
     marks: Sequence[tuple[str, str]] = (THINK,),
     calls: Sequence[tuple[str, str]] = (TAGGED_CALL,),
 ) -> tuple[str, str]:
     """Split a text into its reasoning and the rest, in time linear in its length.
 
     Reasoning goes from an opening mark to the next closing mark, or to the end of the text if no closing mark follows.
-    A text that has a closing mark without an opening one before it began inside its reasoning. Marks inside a call are
-    part of the call's arguments, and calls inside the reasoning are part of the reasoning.
+    A call in the reasoning is part of it. Marks after the beginning of the first call are part of a call's arguments.
 
     Args:
         text: The text of an assistant turn.
-        inside: Whether the text begins inside the reasoning, because the turn's opening leaves a mark open.
+        inside: Whether the text begins inside the reasoning, because the turn's opening leaves a mark open. If None,
+            it does if it has a closing mark without an opening one before it, also after a complete call.
         marks: The marks around reasoning: pairs of an opening and a closing mark.
         calls: The marks around a call: pairs of an opening and a closing mark. If the closing mark is "", a call goes
             on to the end of the text.
@@ -34,13 +34,14 @@ def split_reasoning(
         The reasoning and the rest, both stripped, each with its pieces joined by line breaks. If the text has no
         reasoning, these are "" and the text unchanged.
     """
-    if not inside and not any(mark in text for pair in marks for mark in pair):
+    if not inside and not _has_any(text, marks):
         return "", text
     closed, called = dict(marks), dict(calls)
     ends = frozenset(closed.values())
     thoughts: list[str] = []
     rest: list[str] = []
-    start, thinking = 0, inside
+    start, thinking, calling = 0, bool(inside), False
+    unopened = inside is None  # Whether a closing mark means that the text began inside its reasoning.
     until = ends if inside else frozenset[str]()  # The marks that end the reasoning or the call at this place.
     for found in _scanner(tuple(marks), tuple(calls)).finditer(text):
         mark = found.group()
@@ -51,13 +52,15 @@ def split_reasoning(
             until = frozenset()
         elif until:
             continue
+        elif mark in called:
+            until, calling = frozenset([called[mark]]), True
+        elif mark in closed and calling:
+            unopened = False
         elif mark in closed:
             rest.append(text[start : found.start()])
             start, thinking, until = found.end(), True, frozenset([closed[mark]])
-        elif mark in called:
-            until = frozenset([called[mark]])
-        elif mark in ends and not thoughts:
-            thoughts, rest, start = [text[: found.start()]], [], found.end()
+        elif mark in ends and unopened and not thoughts:
+            thoughts, rest, start, calling = [text[: found.start()]], [], found.end(), False
     (thoughts if thinking else rest).append(text[start:])
     if not thoughts:
         return "", text
@@ -70,9 +73,27 @@ def _without(thought: str, marks: Iterable[str]) -> str:
     return next((thought.removeprefix(mark) for mark in marks if thought.startswith(mark)), thought)
 
 
-def opens_reasoning(opening: str, marks: tuple[str, str] = THINK) -> bool:
-    """Return whether an assistant turn starts inside its reasoning, because its opening leaves a mark open."""
-    return opening.rfind(marks[0]) > opening.rfind(marks[1])
+def begins_inside(opening: str, template: str, marks: Sequence[tuple[str, str]] = (THINK,)) -> bool | None:
+    """Return whether an assistant turn begins inside its reasoning, for `split_reasoning`.
+
+    It does if the turn's opening leaves a mark open. If the chat template never writes a closing mark, the model
+    doesn't reason, and it doesn't. Otherwise it isn't known.
+
+    Args:
+        opening: The text with which the template opens an assistant turn.
+        template: The chat template.
+        marks: The marks around reasoning.
+    """
+    if any(opening.rfind(mark) > opening.rfind(end) for mark, end in marks):
+        return True
+    return None if any(end in template for _, end in marks) else False
+
+
+def _has_any(text: str, marks: Sequence[tuple[str, str]]) -> bool:
+    for opening, closing in marks:  # noqa: SIM110  It runs once a turn, and any() costs twice as much.
+        if closing in text or opening in text:
+            return True
+    return False
 
 
 @cache

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
-from agentgym.chat.parsing import message_of, plain_hermes, raw_call
-from agentgym.chat.reasoning import opens_reasoning
-from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, is_tangled, may_call, response_format_of
+from agentgym.chat.formats import response_format_of
+from agentgym.chat.formats.calls import raw_call
+from agentgym.chat.parsing import message_of
+from agentgym.chat.reasoning import THINK, begins_inside, split_reasoning
 from agentgym.chat.special_tokens import BREAK, BrokenMarkEncoder, SpecialTokens
 from agentgym.chat.template import Renders, literals, sought_words, template_text, template_variables, warn_of_unused
 from agentgym.chat.template_deltas import PLAIN
@@ -38,8 +39,9 @@ class HuggingFaceTokenizer:
 
     Args:
         tokenizer: The transformers tokenizer, which must have a chat template.
-        response_template: The format that replies are parsed with. None uses the tokenizer's own format, or else the
-            known format that the chat template writes. If there is neither, a reply is plain content.
+        response_template: The format that replies are parsed with, for transformers' `parse_response`. None uses the
+            tokenizer's own, or else the known format (`agentgym.chat.formats`) that the chat template writes. If there
+            is neither, a reply has no calls.
         chat_template_kwargs: Variables of the chat template, such as {"enable_thinking": False}.
 
     Raises:
@@ -64,12 +66,9 @@ class HuggingFaceTokenizer:
         self.backend = tokenizer.backend_tokenizer
         source = tokenizer.get_chat_template()
         warn_of_unused(self.variables, source)
-        self.response_format = response_format_of(source)
         template = response_template or getattr(tokenizer, "response_template", None)
-        if template is None and self.response_format is not None:
-            template = RESPONSE_FORMATS[self.response_format]
         self.response_template = None if template is None else load_response_template(template)
-        self._uses_known_format = template is RESPONSE_FORMATS.get(self.response_format or "")
+        self.response_format = None if template is not None else response_format_of(source)
         self._pieces, self._letters = SpecialTokenSplitter(self.backend), BrokenMarkEncoder(self.backend)
         self.stop_ids = _as_set(tokenizer.eos_token_id)
         """The ids that end a turn according to the tokenizer's files."""
@@ -86,7 +85,8 @@ class HuggingFaceTokenizer:
         """The string literals in the chat template, and so everything that it can search for in a content."""
         self.opening = self._opening()
         self._prefix = self._read_prefix()
-        self._quick = template is HERMES and not opens_reasoning(self._prefix)
+        marks = self.response_format.reasoning if self.response_format else (THINK,)
+        self._inside = begins_inside(self.opening, source, marks)
 
     def _special_tokens(self) -> SpecialTokens:
         """Return the tokenizer's special tokens: all added tokens.
@@ -145,27 +145,25 @@ class HuggingFaceTokenizer:
         return self._decoder.pieces(token_ids)
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
-        if self.response_template is None or (
-            self._uses_known_format and not may_call(self.response_format, text, tools)
-        ):
-            return Message(role="assistant", content=text)
-        if self._uses_known_format and is_tangled(self.response_format, text):
-            return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
+        if self.response_format is not None:
+            return self.response_format.parse(text, tools, inside=self._inside)
+        if self.response_template is not None:
+            return self._by_template(text, tools)
+        thought, content = split_reasoning(text, inside=self._inside)
+        message = Message(role="assistant", content=content)
+        if thought:
+            message["reasoning_content"] = thought
+        return message
+
+    def _by_template(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        """Parse a text with transformers' parser and the response template."""
         try:
-            return self._parsed(text, tools)
+            parsed = self.tokenizer.parse_response(
+                text, self.response_template, prefix=self._prefix, tools=[*tools] or None
+            )
         except Exception:  # The model chose the text, and an agent may have chosen its tools' schemas.
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
-
-    def _parsed(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
-        if self._quick and (message := plain_hermes(text, tools)) is not None:
-            return message
-        parsed = self.tokenizer.parse_response(
-            text, self.response_template, prefix=self._prefix, tools=[*tools] or None
-        )
-        message = message_of(text, parsed)
-        if self._uses_known_format:
-            message = completed(self.response_format, text, message)
-        return message
+        return message_of(text, parsed)
 
 
 def chat_tokenizer(

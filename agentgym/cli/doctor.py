@@ -108,11 +108,8 @@ def model_findings(model: str) -> Iterator[Finding]:
                 raise
             raise EngineError(f"model {model!r}: no folder here, not in the hub's cache, and {why_not}") from error
     tokenizer = HuggingFaceTokenizer(found)
-    known_format, shipped = (
-        tokenizer.response_format,
-        getattr(tokenizer.tokenizer, "response_template", None) is not None,
-    )
-    detail = "its own response_template" if shipped else f"read as {known_format}"
+    known_format, shipped = tokenizer.response_format, tokenizer.response_template is not None
+    detail = "its own response_template" if shipped else f"read as {known_format.name}" if known_format else ""
     known = shipped or known_format is not None
     yield Finding(
         name="response format", ok=known, detail=detail if known else "its tool calls are read as text", otherwise="no"

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from agentgym.chat.parsing import parse_hermes
+from agentgym.chat.formats import HERMES
 from agentgym.chat.special_tokens import SpecialTokens, unbroken
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.messages import NO_POLICY, MessageCompletion, Usage
@@ -135,7 +135,7 @@ class ByteTokenizer:
         return {i: _BYTES.get(i) or bytes([i % 256]) for i in token_ids}
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
-        return parse_hermes(text)
+        return HERMES.parse(text, tools)
 
 
 class Scripted:

@@ -6,9 +6,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from agentgym.chat.response_formats import HERMES
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from benchmarks.peers.turns import Worker, peers_python, worker
+
+HERMES = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "content_args": {"allow_non_json": True},
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"content": "text"},
+    },
+}
+"""The Hermes format for transformers' `parse_response`, with which other kits read replies."""
 
 
 class Others:

@@ -6,7 +6,7 @@ import time
 import pytest
 from hypothesis import given, strategies as st
 
-from agentgym.chat.reasoning import opens_reasoning, split_reasoning
+from agentgym.chat.reasoning import begins_inside, split_reasoning
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 TAG = '<tool_call>\n{"name": "write", "arguments": {"text": "a <think> or </think>"}}\n</tool_call>'
@@ -31,6 +31,8 @@ MISTRAL = ("[THINK]", "[/THINK]")
         (TAG, "", TAG),
         (f"<think>a{CALL}b</think>{CALL}", f"a{CALL}b", CALL),
         (f"<think>a</think>{TAG}", "a", TAG),
+        (f"{CALL}<think>a</think>", "", f"{CALL}<think>a</think>"),
+        (f"{CALL}<think>a", "", f"{CALL}<think>a"),
         (f"a {CALL} b</think>4", f"a {CALL} b", "4"),
         (f"<think>a {CALL}", f"a {CALL}", ""),
         ("<tool_call><think>a</think>", "", "<tool_call><think>a</think>"),
@@ -65,18 +67,28 @@ def test_models_have_marks_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opening", "inside"),
-    [("<|im_start|>assistant\n", False), ("assistant\n<think>\n", True), ("assistant\n<think>\n\n</think>\n\n", False)],
+    ("opening", "template", "inside"),
+    [
+        ("assistant\n", "", False),
+        ("assistant\n", "{{ m.content.split('</think>') }}", None),
+        ("assistant\n<think>\n", "</think>", True),
+        ("assistant\n<think>\n\n</think>\n\n", "</think>", None),
+    ],
 )
-def test_a_turns_opening_may_leave_the_reasoning_open(opening: str, inside: bool) -> None:
-    assert opens_reasoning(opening) is inside
+def test_a_turns_opening_may_leave_the_reasoning_open(opening: str, template: str, inside: bool | None) -> None:
+    assert begins_inside(opening, template) is inside
+
+
+def test_a_closing_mark_is_text_if_the_text_does_not_begin_inside_its_reasoning() -> None:
+    for text in ("hm</think>4", f"{CALL}</think>"):
+        assert split_reasoning(text, inside=False) == ("", text)
 
 
 PIECES = st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "a", " ", "\n"])).map("".join)
 
 
-@given(PIECES, st.booleans())
-def test_no_text_is_lost(text: str, inside: bool) -> None:
+@given(PIECES, st.sampled_from([None, False, True]))
+def test_no_text_is_lost(text: str, inside: bool | None) -> None:
     thought, rest = split_reasoning(text, inside=inside)
 
     def letters(written: str) -> list[str]:
@@ -91,7 +103,7 @@ def test_no_text_is_lost(text: str, inside: bool) -> None:
 def test_the_time_grows_with_the_length_of_the_text(piece: str) -> None:
     def cost(n: int) -> float:
         began = time.thread_time()
-        for inside in (False, True):
+        for inside in (None, False, True):
             split_reasoning(piece * n, inside=inside)
         return time.thread_time() - began
 

@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 
 from agentgym.chat.chat import Chat, template_of
 from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
-from agentgym.chat.parsing import plain_hermes
 from agentgym.chat.template_deltas import KnownTemplate, MessageTemplate, TemplateDeltaCache
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.scripted import call, calls, say
@@ -231,47 +230,3 @@ def test_ids_without_bytes_are_left_to_the_tokenizer() -> None:
     core = trained()
     core.decoder = decoders.Metaspace()
     assert Decoder(core).decode([5, 6]) == core.decode([5, 6], skip_special_tokens=False)
-
-
-CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
-BITS = [
-    CALL,
-    "<tool_call>",
-    "</tool_call>",
-    "<think>",
-    "</think>",
-    "so",
-    " ",
-    "\n",
-    '{"name": "look", "arguments": {}}',
-    "{}",
-]
-
-
-CASTS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look",
-            "parameters": {"type": "object", "properties": {"at": {"type": "integer"}, "to": {"type": "string"}}},
-        },
-    }
-]
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(BITS), max_size=5).map("".join), st.sampled_from([[], CASTS]))
-def test_the_fast_parser_of_calls_agrees_with_the_full_one(text: str, tools: list[dict[str, Any]]) -> None:
-    short = plain_hermes(text, tools)
-    if short is not None:
-        long = LONG.tokenizer.parse_response(text, LONG.response_template, prefix=LONG.opening, tools=tools or None)
-        assert {"tool_calls": []} | short == {"content": "", "tool_calls": []} | long
-
-
-LONG = tokenizer("plain")
-
-
-def test_the_most_common_outputs_use_the_fast_parser() -> None:
-    assert plain_hermes(f"so:\n{CALL}\n{CALL}", CASTS) is not None
-    assert plain_hermes("an answer", CASTS) == say("an answer")
-    assert LONG.parse(CALL.replace("1", '"1"'), CASTS) == call("look", at=1)

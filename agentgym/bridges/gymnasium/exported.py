@@ -8,7 +8,7 @@ import gymnasium
 from agentgym.bridges.episode_player import EpisodePlayer
 from agentgym.bridges.gymnasium.texts import CHARSET, fitted
 from agentgym.bridges.loop_thread import LoopThread
-from agentgym.chat.parsing import parse_hermes
+from agentgym.chat.formats import HERMES
 from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.registry import find_env
@@ -135,7 +135,7 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         worker, player = self._worker, self._player
         if worker is None or player is None or player.env is None:
             raise gymnasium.error.ResetNeeded(f"{self.cls.__name__}: call reset() before step()")
-        messages, earned, terminated, truncated, info = worker.run(lambda: player.step(parse_hermes(action)))
+        messages, earned, terminated, truncated, info = worker.run(lambda: player.step(HERMES.parse(action, ())))
         return self._text(messages), earned, terminated, truncated, info
 
     def close(self) -> None:

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
+from agentgym.chat.formats import HERMES
+from agentgym.chat.formats.calls import raw_call
 from agentgym.chat.message_chat import estimated_tokens
-from agentgym.chat.parsing import message_of, parse_hermes, raw_call
+from agentgym.chat.parsing import message_of
 from agentgym.chat.reasoning import split_reasoning
 from agentgym.engines.endpoint.content_parts import Parts, parts_read
 from agentgym.engines.messages import MessageCompletion, Usage
@@ -196,7 +198,7 @@ def _message_of(read: _Message, parts: Parts, *, in_prompt: bool) -> Message:
         reasoning, content = split_reasoning(content)
     calls = read.tool_calls or ()
     if in_prompt and not calls:
-        message = parse_hermes(content)
+        message = HERMES.parse(content, ())
     else:
         message = message_of(content, {"content": content, "tool_calls": [_read_call(call) for call in calls]})
         for made, call in zip(message.get("tool_calls", ()), calls, strict=True):
