@@ -22,7 +22,7 @@ from agentgym.errors.extras import needs_extra
 from agentgym.files.disk import disk_trouble
 from agentgym.files.held import place_now
 from agentgym.files.names import command, drop_unused, refused_path, shown, whole_path
-from agentgym.hub import exists
+from agentgym.hub import exists, find_model
 from agentgym.launch.train import train_policy
 from agentgym.run.callbacks import Callback
 from agentgym.run.config import RunConfig
@@ -144,8 +144,11 @@ def finished(run: RunConfig, stop: "Stop", callbacks: Iterable[Callback] = ()) -
     named = run.resume or run.output_dir
     stop.folder, stop.made = named and whole_path(named), made
     try:
+        if is_first():
+            sys.stderr.write(f"{printable(start_line(run))}\n")
         with needs_extra():
             import_for_good("agentgym.train.trainer")  # takes seconds, during which a stop needs no cleanup
+            find_model(run.model)  # converting a GGUF file takes seconds, too
         summary = asyncio.run(stop.cancels(train_policy(run, callbacks=callbacks)))
     except (asyncio.CancelledError, Exception):  # after a stop, processes fail in various ways
         if stop.number is None:
@@ -159,6 +162,12 @@ def finished(run: RunConfig, stop: "Stop", callbacks: Iterable[Callback] = ()) -
         if is_first():
             print(json.dumps(strict(summary), allow_nan=False))  # noqa: T201  the recipe's result
     return summary
+
+
+def start_line(run: RunConfig) -> str:
+    """Return the first line of a run's log, which is printed before the seconds that importing torch takes."""
+    doing = "starting" if run.resume is None else "resuming"
+    return f"{doing}: {run.name} on {shown(Path(run.model))}; loading torch and the model"
 
 
 def say_what_is_next(folder: Path, run: RunConfig, typed: str | None = None) -> None:

@@ -16,6 +16,7 @@ from agentgym.cli.envs.new import renamed
 from agentgym.cli.envs.train import recipe_of
 from agentgym.cli.main import _read
 from agentgym.cli.recipe import say_what_is_next, settings
+from tests.test_house import HEAVY
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -91,6 +92,25 @@ def test_a_run_can_be_resumed_under_another_name_of_its_env(folder: Path) -> Non
     assert json.loads(more.stdout)["steps"] == 2, more.stderr[-3000:]
 
 
+def test_the_first_line_of_a_run_comes_before_the_import_of_any_large_package(folder: Path) -> None:
+    watched = (
+        "import os, sys\n"
+        "class Watched:\n"
+        "    def write(self, line):\n"
+        f"        heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "        print(line.strip(), heavy, flush=True)\n"
+        "        os._exit(0)\n"
+        "from agentgym.cli.main import main\n"
+        "sys.stderr = Watched()\n"
+        "main(['train', 'hello', '--output-dir', 'watched'])\n"
+    )
+    environment = {**os.environ, **ENVIRONMENT}
+    words = [sys.executable, "-c", watched]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "starting: hello on tiny; loading torch and the model []\n", done.stderr
+    assert not (folder / "watched").exists()
+
+
 def test_help_lists_every_setting_and_the_envs_parameters(folder: Path) -> None:
     done = train(folder, "hello", "--help")
     assert done.returncode == 0, done.stderr
@@ -122,8 +142,9 @@ def test_runs_that_cannot_start_are_refused_in_one_line(
 ) -> None:
     done = train(folder, *words)
     assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith(said)
-    assert done.stderr.count("\n") == 1
+    line = done.stderr.removeprefix("starting: hello on no/such/folder; loading torch and the model\n")
+    assert line.startswith(said)
+    assert line.count("\n") == 1
 
 
 def test_another_model_is_trained_with_the_defaults_of_a_run() -> None:

@@ -55,6 +55,13 @@ def recipe(*arguments: str, first: str = "") -> "subprocess.CompletedProcess[str
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
+def error_of(done: "subprocess.CompletedProcess[str]") -> str:
+    """Return what the recipe wrote to stderr after its first line, which says that it starts."""
+    start, _, rest = done.stderr.partition("\n")
+    assert re.fullmatch("starting: chase_grpo on .*; loading torch and the model", start)
+    return rest
+
+
 def run_here(*arguments: str) -> None:
     """Run the recipe in this process."""
     with program(RECIPE.name) as stop:
@@ -430,7 +437,7 @@ def test_a_path_refused_during_a_run_is_reported_with_the_command_that_resumes_i
 def test_a_wrong_setting_ends_the_process_with_only_its_line(tmp_path: Path) -> None:
     done = recipe("--env", "chsae", "--output-dir", str(tmp_path))
     assert done.returncode == 1
-    [line] = done.stderr.splitlines()
+    [line] = error_of(done).splitlines()
     assert line.startswith("chase_grpo: env: ")
 
 
@@ -441,7 +448,7 @@ def test_sandboxes_that_do_not_run_here_give_one_line_with_the_fix(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'none.sock'}")
     done = recipe("--sandbox", "docker", "--output-dir", str(tmp_path / "run"))
     assert done.returncode == 1
-    assert done.stderr.startswith("chase_grpo: sandbox: docker doesn't work here: ")
+    assert error_of(done).startswith("chase_grpo: sandbox: docker doesn't work here: ")
     assert done.stderr.endswith("`--sandbox auto` uses the best one\n")
     assert done.stderr.count("none.sock") == 1
     assert not (tmp_path / "run").exists()
@@ -451,7 +458,8 @@ def test_sandboxes_that_do_not_run_here_give_one_line_with_the_fix(
 def test_a_missing_package_gives_one_line(first: str) -> None:
     done = recipe("--max-steps", "1", first=first)
     assert done.returncode == 1
-    assert done.stderr == f"chase_grpo: torch is not installed: {install_line('train')}\n"
+    assert done.stderr.endswith(f"chase_grpo: torch is not installed: {install_line('train')}\n")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
@@ -460,7 +468,7 @@ def test_a_missing_shipped_model_gives_one_line(tmp_path: Path) -> None:
         "--output-dir", str(tmp_path), "--model", "tiny", first="import agentgym.hub as m; m.SHIPPED['tiny'] = 'x'\n"
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("chase_grpo: model: 'tiny' is not in this installation (")
+    assert error_of(done).startswith("chase_grpo: model: 'tiny' is not in this installation (")
     assert done.stderr.endswith("; install agentgym again\n")
 
 
