@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from agentgym.chat.message_chat import MessageChat
+from agentgym.chat.reasoning import split_reasoning
 from agentgym.config_fields import nearest
 from agentgym.engines.base import Engine, check_engine, own_model_name
 from agentgym.engines.messages import MessageCompletion, MessageEngine, Usage, open_chat
@@ -16,7 +17,7 @@ from agentgym.environments.env import Env
 from agentgym.environments.forks import Model
 from agentgym.errors import EngineError, EnvError, ModelLimitError, boundary
 from agentgym.hub import of_field
-from agentgym.judges.structured import asking_for, read_answer
+from agentgym.judges.structured import asking_for, read_answer, told
 from agentgym.machine.time_limits import TimeLimit, off_the_clock
 from agentgym.seeds import seed_for
 from agentgym.types.completion import Completion, Sampling
@@ -166,6 +167,12 @@ def kept(messages: Sequence[Message]) -> list[Message]:
     return [kept_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
+def _answer_of(message: Message) -> str:
+    """Return the text of a message without its reasoning, which not every engine separates."""
+    content = str(message["content"])
+    return content if message.get("reasoning_content") else split_reasoning(content)[1]
+
+
 def _how(name: str) -> str:
     """Return the instructions for setting a model role."""
     return (
@@ -241,7 +248,7 @@ class AskedModel(Model):
         for attempt in range(retries + 1):
             self.count("retries", float(attempt > 0))
             try:
-                text = await self._generated(asked, sampling)
+                text, cut = await self._generated(asked, sampling)
             except EngineError:
                 if attempt == retries:
                     raise
@@ -251,23 +258,17 @@ class AskedModel(Model):
             if response is None:
                 return text, text
             try:
-                return read_answer(text, response)
+                return read_answer(text, response, cut=cut)
             except ValueError as error:
                 wrong = str(error)
-                asked = [
-                    *asked,
-                    Message(role="assistant", content=text),
-                    Message(
-                        role="user", content=f"That does not fit the schema: {wrong}. Write the JSON object again."
-                    ),
-                ]
+                asked = told(asked, text, f"That does not fit the schema: {wrong}. Write the JSON object again.")
         raise EngineError(
             f"model {self.name!r}: no valid {response.__name__ if response else 'text'} in {retries + 1} responses; "
             f"the last one: {wrong}"
         )
 
-    async def _generated(self, messages: Sequence[Message], sampling: Sampling) -> str:
-        """Query the engine once, and return its text."""
+    async def _generated(self, messages: Sequence[Message], sampling: Sampling) -> tuple[str, bool]:
+        """Query the engine once. Return its text without reasoning, and whether a limit cut it off."""
         with boundary(EnvError, f"the messages to model {self.name!r}"):
             chat = open_chat(self.engine, [], messages)
             ids = chat.prompt_ids()
@@ -288,10 +289,11 @@ class AskedModel(Model):
         )
         self.count("tokens", len(done.token_ids))
         self.count("prompt_tokens", len(ids))
-        return str(chat.parse(done.token_ids.tolist(), stopped=done.finish_reason == "stop")["content"])
+        message = chat.parse(done.token_ids.tolist(), stopped=done.finish_reason == "stop")
+        return _answer_of(message), done.finish_reason == "length"
 
-    async def _replied(self, messages: Sequence[Message], sampling: Sampling, budget: int) -> str:
-        """Query an engine that works on messages, and return its text."""
+    async def _replied(self, messages: Sequence[Message], sampling: Sampling, budget: int) -> tuple[str, bool]:
+        """Query an engine that works on messages; see `_generated`."""
         engine = self.engine
         assert isinstance(engine, MessageEngine)
 
@@ -306,7 +308,7 @@ class AskedModel(Model):
 
         done = await self._completed(asked)
         self._count_usage(done.usage)
-        return str(done.message["content"])
+        return _answer_of(done.message), done.finish_reason == "length"
 
     def _count_usage(self, usage: Usage) -> None:
         for metric, value in usage.metrics(self.name).items():

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from agentgym.environments.env import TaskT
 from agentgym.environments.forks import Model
 from agentgym.environments.tool_env import ToolEnv
+from agentgym.errors import EngineError
 from agentgym.tools.declarations import check_awaited
 from agentgym.types.messages import Message, joined
 from agentgym.types.rollout import StopReason
@@ -13,6 +14,9 @@ from agentgym.types.task import StepResult
 
 STOP = "###STOP###"
 """The text that a user writes to end the conversation."""
+USER_SILENT = "user_silent"
+"""The stop reason of a rollout whose user had nothing to say."""
+_REMINDER = f"(Your last message was empty. Write what the user says next, or {STOP} to end the conversation.)"
 
 
 class SimulatedUser:
@@ -35,9 +39,14 @@ class SimulatedUser:
         """The conversation from the model's point of view."""
         self.stopped = False
         """Whether the user has ended the conversation."""
+        self.silent = False
+        """Whether it ended because the user had nothing to say."""
 
     async def answer(self, said: str) -> str:
         """Return the user's reply to the agent's message. If the reply ends the conversation, `stopped` becomes true.
+
+        If the reply is empty, the user is asked once more with a reminder, which `messages` doesn't contain. A second
+        empty reply ends the conversation, too, and `silent` becomes true.
 
         Args:
             said: The agent's message.
@@ -46,18 +55,31 @@ class SimulatedUser:
             The reply. If the user stops, it is the text before the stop word, which may be "".
         """
         self.messages.append(Message(role="user", content=said))
-        text = await self.model.ask(self.messages, max_tokens=self.max_tokens, temperature=self.temperature)
+        text = await self._ask(self.messages)
+        if not text.strip():
+            self.model.count("empty_answers")
+            reminded = Message(role="user", content=joined([said, _REMINDER], "\n\n"))
+            text = await self._ask([*self.messages[:-1], reminded])
+        if not text.strip():
+            self.model.count("empty_answers")
+            self.stopped = self.silent = True
+            return ""
         self.messages.append(Message(role="assistant", content=text))
         before, word, _ = text.partition(STOP)
         self.stopped = bool(word)
         return before.strip() if word else text
 
+    async def _ask(self, messages: Sequence[Message]) -> str:
+        return await self.model.ask(messages, max_tokens=self.max_tokens, temperature=self.temperature)
+
 
 class UserEnv(ToolEnv[TaskT]):
     """A ToolEnv whose agent talks with a simulated user: a message without a tool call goes to the user.
 
-    The rollout ends when the user stops ("done"), when a tool ends it, or at a limit. `self.user.messages` is the
-    conversation from the user's point of view.
+    The rollout ends when the user stops ("done"), when the user gives two empty answers to one message
+    ("user_silent"), when a tool ends it, or at a limit. What the user says before it
+    stops is the rollout's last message, which the agent does not answer. `self.user.messages` is the conversation from
+    the user's point of view.
     """
 
     user_model: ClassVar[str] = "user"
@@ -96,7 +118,13 @@ class UserEnv(ToolEnv[TaskT]):
         system = f"{await self.user_system()}\n\n{_MANNER}"
         model = self.model(self.user_model)
         self.user = SimulatedUser(model, system, max_tokens=self.user_max_tokens, temperature=self.user_temperature)
-        return _with_first_words(messages, await self.user.answer(self.greeting)), info
+        said = await self.user.answer(self.greeting)
+        if self.user.stopped:
+            raise EngineError(
+                f"model {self.user_model!r}: the simulated user's first message, {said!r:.200}, is empty or ends the "
+                "conversation, so there is nothing to play; say in user_system what the user wants, and when to stop"
+            )
+        return _with_first_words(messages, said), info
 
     async def step(self, action: Message) -> StepResult:
         """Run the message's tool calls, or let the user reply if there are none.
@@ -109,9 +137,10 @@ class UserEnv(ToolEnv[TaskT]):
         self.answer = action["content"]
         said = await self.user.answer(self.answer)
         self.metrics["user_turns"] = self.metrics.get("user_turns", 0.0) + 1
-        if self.user.stopped:
-            return StepResult([], 0.0, True, False, {"stop_reason": StopReason.DONE})
-        return StepResult([Message(role="user", content=said)], 0.0, False, False, {})
+        told = [Message(role="user", content=said)] if said else []
+        if not self.user.stopped:
+            return StepResult(told, 0.0, False, False, {})
+        return StepResult(told, 0.0, True, False, {"stop_reason": USER_SILENT if self.user.silent else StopReason.DONE})
 
 
 _MANNER = (

@@ -6,8 +6,10 @@ from typing import Any
 
 MAX_DEPTH = 100
 """Maximum nesting of lists and objects in a call's arguments, since not every template can write more."""
-_BEYOND = 10**4300
-"""The smallest integer with more than 4,300 digits, which Python neither writes nor parses."""
+MOST_DIGITS = 4300
+"""Maximum number of digits of an integer that Python writes and parses."""
+_BEYOND = 10**MOST_DIGITS
+"""The smallest integer with more digits."""
 UNSOUND = (
     "must not contain NaN, Infinity, a lone surrogate, a number of more than 4,300 digits or more than "
     f"{MAX_DEPTH} levels of nesting"

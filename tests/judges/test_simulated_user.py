@@ -1,5 +1,6 @@
 """Simulated users: a model plays the other side, and the policy is never trained on its tokens."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.judges import UserEnv
 from agentgym.judges.simulated_user import SimulatedUser
 from agentgym.samples import build_samples
+from agentgym.store.reader import RolloutStore
 from agentgym.testing import check_env
 from agentgym.types import Group
 from agentgym.types.completion import Completion
@@ -54,9 +56,61 @@ async def test_the_agent_and_the_user_talk_until_the_user_stops(no_leaks: None) 
         ("user", "I want my money back."),
         ("user", "It is 17."),
         ("tool", "refunded"),
+        ("user", "Thanks."),
     ]
     assert rollout.metrics["user_turns"] == 2
     assert rollout.metrics["model_calls/user"] == 3
+
+
+async def test_what_the_user_says_before_it_stops_is_in_the_rollout_its_print_and_its_store(tmp_path: Path) -> None:
+    user = Scripted([say("My lamp."), say("Yes, close it.\n###STOP### Bye.")])
+    models = {"user": user}
+    evaluation = await ag.evaluate(Shop, Scripted([say("Close?")]), tasks=[TASK], models=models, output_dir=tmp_path)
+    (rollout,) = evaluation.rollouts
+    with RolloutStore(tmp_path) as store:
+        (stored,) = [found.rollout for found in store.find()]
+    for found in (rollout, stored):
+        assert found.transcript()[0].messages[-1] == ag.Message(role="user", content="Yes, close it.")
+    assert "user: Yes, close it." in str(rollout)
+    assert "STOP" not in str(rollout)
+
+
+async def test_a_user_that_only_stops_adds_no_message() -> None:
+    rollout = await play(agent=[say("Close?")], user=[say("My lamp."), say(" ###STOP###")])
+    assert rollout.transcript()[0].messages[-1]["content"] == "Close?"
+    assert rollout.stop_reason == "done"
+
+
+@pytest.mark.parametrize("empty", ["", " \n\t", "<think>I say nothing.</think>", "<think>###STOP###"])
+async def test_an_empty_answer_of_the_user_is_requested_again_once_with_a_reminder(empty: str) -> None:
+    asked: list[str] = []
+    said = [empty, "My lamp.", empty, "It is 17.", "###STOP###"]
+
+    def user(text: str) -> ag.Message:
+        asked.append(text)
+        return say(said[len(asked) - 1])
+
+    rollout = await play(agent=[say("Which?"), say("Fine.")], user=user)
+    told = [message["content"] for message in rollout.transcript()[0].messages if message["role"] == "user"]
+    assert told == ["My lamp.", "It is 17."]
+    assert rollout.metrics["model_empty_answers/user"] == 2
+    reminder = "(Your last message was empty. Write what the user says next, or ###STOP### to end the conversation.)"
+    assert [reminder in text for text in asked] == [False, True, False, True, False], "it is not part of the talk"
+
+
+async def test_a_user_that_says_nothing_twice_ends_the_rollout_which_is_scored() -> None:
+    """The agent could make the user silent: this must not cost it the reward."""
+    rollout = await play(agent=[call("refund", order=17), say("Which?")], user=[say("My lamp."), say(""), say("")])
+    assert (rollout.reward, rollout.stop_reason) == (1.0, "user_silent")
+    assert rollout.transcript()[0].messages[-1]["content"] == "Which?"
+
+
+@pytest.mark.parametrize("said", ["I want a refund. ###STOP###", "###STOP###", ""])
+async def test_a_user_that_stops_with_its_first_message_leaves_no_turn_to_the_agent(said: str) -> None:
+    rollout = await play(user=lambda text: say(said))
+    assert (rollout.reward, rollout.segments) == (None, ())
+    first = said.removesuffix("###STOP###").strip()
+    assert f"the simulated user's first message, {first!r}, is empty or ends the conversation" in str(rollout.error)
 
 
 async def test_no_token_of_the_user_is_trained() -> None:
