@@ -1,1 +1,1 @@
-"""Parts of a transformers language model's computation that the embedded engine and the trainer share."""
+"""What the embedded engine and the trainer share about a language model: parts of its computation, and defaults."""

@@ -40,6 +40,7 @@ class TrainerFacts:
 
     on_gpu: bool
     dtype: str
+    config: TrainConfig
 
 
 class TrainerProcess:
@@ -67,7 +68,8 @@ class TrainerProcess:
         os.environ |= {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])}
         self._trainer = Trainer(model, config, seed=seed)
         self._trainer.__enter__()
-        return TrainerFacts(on_gpu=self._trainer.on_gpu, dtype=self._trainer.dtype)
+        opened = self._trainer
+        return TrainerFacts(on_gpu=opened.on_gpu, dtype=opened.dtype, config=opened.config)
 
     def call(self, method: str, *values: Any, **named: Any) -> Any:
         """Call a method of the trainer; return its result on the first process and None on the others."""
@@ -179,7 +181,8 @@ class ClusterTrainer:
 
     def _open(self) -> None:
         master = self.first_of("address")
-        self._facts = self.all_of("open", master, self.model, self.config, self.seed)
+        facts: TrainerFacts = self.all_of("open", master, self.model, self.config, self.seed)
+        self._facts, self.config = facts, facts.config
 
     @property
     def adapts(self) -> bool:

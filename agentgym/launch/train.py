@@ -17,6 +17,7 @@ from agentgym.files.names import drop_unused, whole_path
 from agentgym.run.callbacks import Callback, checked_callbacks
 from agentgym.run.cluster_config import OFF
 from agentgym.run.config import RunConfig
+from agentgym.run.follow_model import with_begun
 from agentgym.run.loop import is_first, new_folder, run_loop
 from agentgym.run.lost import Losses, TrainerLost
 from agentgym.run.parts import LocalParts, Parts
@@ -59,6 +60,7 @@ async def train_policy(
     if engine is not None:
         refuse_in_training(engine)
         check_engine(engine)
+    run = with_begun(run)
     run = replace(run, train=with_rate(run.train, run.model))
     env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.sandbox), run.tasks_from)
     named = run.resume or run.output_dir

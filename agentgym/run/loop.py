@@ -35,6 +35,7 @@ from agentgym.run.collector import Collector
 from agentgym.run.colocation import lent_memory
 from agentgym.run.config import RunConfig
 from agentgym.run.evaluation import Evaluations
+from agentgym.run.follow_model import found_values
 from agentgym.run.lost import PREFIX, Losses
 from agentgym.run.metrics.clock import StepClock
 from agentgym.run.metrics.environment import FILE as SURROUNDINGS, write_surroundings
@@ -104,6 +105,7 @@ async def run_loop(
         log.note("loading")
         tokenizer = await asyncio.to_thread(own_template, run)
         collector = await stack.enter_async_context(parts.collector(env, trainer, log.note, tokenizer, engine))
+        await asyncio.to_thread(record.follow_model, found_values(run, trainer, collector.engine))
         if run.train.method == "full":
             weights_engine(collector.engine)
         for each in members_of(env) if first else ():

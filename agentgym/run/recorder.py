@@ -24,7 +24,7 @@ from agentgym.run.summary import Report, account
 from agentgym.samples import SampleBatch
 from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.reward_failures import RewardFailures
-from agentgym.store.run_settings import SETTINGS
+from agentgym.store.run_settings import SETTINGS, write_defaults
 from agentgym.store.schema import FILE as STORE
 from agentgym.store.training_step import trained_segments
 from agentgym.store.vocabulary import TokenBytes
@@ -121,6 +121,15 @@ class Recorder:
             elif name not in self.texts:
                 with suppress(OSError, UnreadableFileError):
                     self.texts[name] = read_bytes(self.log.folder / name, within=self.log.folder)
+
+    def follow_model(self, found: Mapping[str, Any]) -> None:
+        """Add the values of settings whose default depends on the model to the run's settings. Blocks on disk I/O."""
+        if self.held is None or not found:
+            return
+        with self.turn:
+            write = partial(write_defaults, self.log.folder, found)
+            if self.log.disk.attempt(SETTINGS, write, then="a resumed run finds the values again"):
+                self.texts[SETTINGS] = read_bytes(self.log.folder / SETTINGS, within=self.log.folder)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
         """Store the bytes of each token id that occurs in rollouts added after this call."""

@@ -52,6 +52,12 @@ OF_EVALUATIONS = ("eval_tasks", "eval_rollouts", "eval_sampling", "eval_sampling
 A resumed run can't change them if it makes evaluations and has already made some, because these are compared.
 """
 
+FOLLOW_MODEL = (
+    *("train.lr", "train.max_tokens_per_microbatch", "train.threads"),
+    *("engine.context_tokens", "engine.threads"),
+)
+"""Settings whose default depends on the model and the machine. A resumed run keeps the values that it started with."""
+
 PACKAGES = ("torch", "transformers", "peft", "numpy", "sglang")
 
 
@@ -99,6 +105,27 @@ def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = M
         "evaluations": evaluated,
         "settings": now,
     }
+    write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
+
+
+def begun_defaults(folder: Path) -> dict[str, Any]:
+    """Return the values that the run in `folder` found for `FOLLOW_MODEL`; {} if its settings can't be read."""
+    try:
+        begun = _begun(folder)
+    except ValueError:
+        return {}
+    return {name: begun[name] for name in FOLLOW_MODEL if begun.get(name) is not None}
+
+
+def write_defaults(folder: Path, found: Mapping[str, Any]) -> None:
+    """Write the values found for `FOLLOW_MODEL` into the settings of the run in `folder`.
+
+    Args:
+        folder: The run's folder.
+        found: The values, by the setting's name.
+    """
+    content = _kept(folder)
+    content["settings"] = {**content["settings"], **found}
     write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
 
 

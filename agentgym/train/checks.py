@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from agentgym.causal_lm.model_defaults import LARGE, USUAL_RANK, USUAL_RATE, USUAL_TEMPERATURE
 from agentgym.train.config import TrainConfig, peak_rate
 from agentgym.train.policy.model import PolicyModel
 from agentgym.types.arrays import Floats
@@ -19,12 +20,6 @@ ABOVE_0 = 1e-3
 token.
 """
 _LOG = logging.getLogger("agentgym.train")
-FULL_LR = 1e-4
-"""Learning rate above which training all weights of a large model usually breaks it."""
-ADAPTER_LR = 1e-3
-"""Learning rate above which an adapter usually makes a large model forget its knowledge."""
-LARGE = 50_000_000
-"""Number of weights above which a model counts as large here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +152,7 @@ def _positions(config: Any) -> int | None:
 
 
 def warn_of_settings(policy: PolicyModel, config: TrainConfig) -> None:
-    """Log a warning for layers without an adapter, and for a learning rate that is too high for a large model."""
+    """Log a warning for layers without an adapter, and for each setting that is far outside a large model's range."""
     covered = policy.coverage
     if covered.bare and policy.adapted:
         _LOG.warning(
@@ -166,17 +161,13 @@ def warn_of_settings(policy: PolicyModel, config: TrainConfig) -> None:
             ", ".join(covered.adapted),
             ", ".join(covered.bare),
         )
-    count = sum(weight.numel() for weight in policy.parameters())
-    rate = peak_rate(config)
-    if count <= LARGE:
+    if sum(weight.numel() for weight in policy.parameters()) <= LARGE:
         return
-    if not policy.adapted and rate > FULL_LR:
-        _LOG.warning(
-            "train.lr is %g, which is a learning rate for adapters; to train all weights, set 1e-6 to 1e-5", rate
-        )
-    if policy.adapted and rate > ADAPTER_LR:
-        _LOG.warning(
-            "train.lr is %g, which is a learning rate for tiny models; for an adapter on a large model, set 1e-5 to "
-            "5e-4",
-            rate,
-        )
+    usual = {"lr": USUAL_RATE[config.method], "temperature": USUAL_TEMPERATURE}
+    usual |= {"lora_rank": USUAL_RANK} if policy.adapted else {}
+    for name, found in usual.items():
+        if found.is_far(value := peak_rate(config) if name == "lr" else getattr(config, name)):
+            _LOG.warning(
+                "train.%s is %g, which is far %s the usual range for a model of this size; set %s",
+                *(name, value, "above" if value > found.high else "below", found.instead),
+            )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from agentgym.causal_lm import model_defaults
 from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, config
 from agentgym.hub import is_tiny
 
@@ -130,10 +131,11 @@ class TrainConfig:
     puts all samples in one row; tree also uses one row, but computes each shared prefix only once. The layout
     changes memory and speed, never the gradient.
     """
-    max_tokens_per_microbatch: Positive | None = 16_384
+    max_tokens_per_microbatch: Positive | None = None
     """Maximum number of tokens per forward pass, as the layout counts them: samples x longest for padded, the sum for
     packed, each shared prefix once for tree. A longer sample gets a separate forward pass. The limit changes memory
-    and speed, never the gradient. None sets no limit.
+    and speed, never the gradient. If None, it depends on the memory that the model's activations take, and on the
+    memory of the machine or the GPU: from 256 to 16,384 tokens.
     """
     balance: Literal["length", "square", "flops"] = "flops"
     """Cost that is balanced between processes, for a sample of L tokens: length is L, square is L^2, and flops is L +
@@ -147,8 +149,11 @@ class TrainConfig:
     """Whether to recompute each layer in the backward pass instead of storing its activations. This saves memory, at
     the cost of one extra forward pass.
     """
-    threads: Positive = 1
-    """Number of CPU threads. More than one is slower on a machine that also runs other work."""
+    threads: Positive | None = None
+    """Number of CPU threads. If None, a model of more than 50 million weights that is trained on a CPU uses all
+    processors that the process may use (OMP_NUM_THREADS, if that is set), and any other model uses one. More than one
+    is slower on a machine that also runs other work.
+    """
     device: Name = "auto"
     """Device of the trainer: cpu, cuda, cuda:N for one specific GPU, or auto, which picks a GPU if there is one."""
     shard: bool = False
@@ -242,7 +247,7 @@ def with_rate(config: TrainConfig, model: Path | str) -> TrainConfig:
     """Return the config with the model's default learning rate if its lr is None."""
     if config.lr is not None:
         return config
-    return replace(config, lr=2e-3 if is_tiny(model) else 1e-4 if config.method == "lora" else 1e-6)
+    return replace(config, lr=model_defaults.learning_rate(config.method, tiny=is_tiny(model)))
 
 
 def peak_rate(config: TrainConfig) -> float:

@@ -27,6 +27,7 @@ from agentgym.train.loss.losses import LossSums, denominator
 from agentgym.train.loss.metrics import Forward, step_metrics
 from agentgym.train.loss.nonfinite import gradient_is_finite, nonfinite_rollouts, warn_skipped
 from agentgym.train.loss.objective import Objective, refuse_parts, rollout_log_ratios, sample_log_ratios
+from agentgym.train.memory import follow_model
 from agentgym.train.policy.adapter_io import export_adapter
 from agentgym.train.policy.fsdp import open_policy, open_reference, weight_type
 from agentgym.train.policy.model import PolicyModel
@@ -56,9 +57,9 @@ class Learner:
     """
 
     def __init__(self, model: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
-        self.config = config
         self.ranks = ranks
         self.policy = open_policy(model, config, ranks, seed=seed)
+        self.config = config = follow_model(config, self.policy, ranks)
         self._model = model
         full = config.method == "full"
         self._frozen = open_reference(model, config, ranks) if full and config.kl_coef else None

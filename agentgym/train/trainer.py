@@ -62,10 +62,12 @@ def _open(model: Path | str, config: TrainConfig, seed: int) -> _Opened:
 
 
 def _learner(model: Path | str, config: TrainConfig, seed: int) -> Learner:
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or 1)
     ranks = open_ranks(config.device, group=shards_alone(config, find_device(config.device)))
     try:
-        return Learner(model, config, ranks, seed=seed)
+        learner = Learner(model, config, ranks, seed=seed)
+        torch.set_num_threads(learner.config.threads or 1)
+        return learner
     except BaseException:
         ranks.close()
         raise
@@ -82,7 +84,8 @@ class Trainer:
     Args:
         model: A model folder, a Hugging Face name or "tiny". If an adapter is trained, the model's weights stay
             frozen. The model's files are never changed.
-        config: The settings of the trainer. If its `lr` is None, the model's default is used.
+        config: The settings of the trainer. The open trainer's `config` has a value for each setting whose default
+            depends on the model.
         seed: Seed of the initial weights of the adapter, and of the critic if there is one.
     """
 
@@ -95,6 +98,7 @@ class Trainer:
 
     def __enter__(self) -> "Trainer":
         self._opened = _open(self.model, self.config, self.seed)
+        self.config = self._opened.learner.config
         return self
 
     def __exit__(

@@ -21,10 +21,11 @@ from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError
 from agentgym.files.folder_lock import hold_folder
 from agentgym.launch.train import train_policy
+from agentgym.run.follow_model import with_begun
 from agentgym.run.metrics_logger import LONGEST_LINE, MetricsLogger, steps_in
 from agentgym.run.preflight import hold_checked
 from agentgym.run.resume import RunState, read_best, read_run_state
-from agentgym.store.run_settings import refuse_changes, write_settings
+from agentgym.store.run_settings import FOLLOW_MODEL, refuse_changes, write_defaults, write_settings
 from agentgym.train.learner import Learner
 
 MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
@@ -438,6 +439,30 @@ def test_settings_that_affect_the_policy_are_refused_by_name(tmp_path: Path, cha
     name = next(iter(changes))
     with pytest.raises(ValueError, match=rf"started with other settings; {name}(\.\w+)?: the run has .*, not "):
         refuse_changes(tmp_path, replace(SETTINGS, **changes))
+
+
+def test_a_runs_settings_have_the_values_found_for_those_that_follow_the_model(
+    whole: tuple[Path, dict[str, Any]],
+) -> None:
+    settings = json.loads((whole[0] / "settings.json").read_text())["settings"]
+    assert {name: settings[name] for name in FOLLOW_MODEL} == {
+        "train.lr": 2e-3,
+        "train.max_tokens_per_microbatch": 16_384,
+        "train.threads": 1,
+        "engine.context_tokens": 1024,
+        "engine.threads": 1,
+    }
+
+
+def test_a_resumed_run_keeps_the_values_that_it_found_unless_others_are_set(tmp_path: Path) -> None:
+    write_settings(tmp_path, SETTINGS)
+    assert with_begun(replace(SETTINGS, resume=tmp_path)) == replace(SETTINGS, resume=tmp_path)
+    write_defaults(tmp_path, {"train.lr": 3e-5, "train.max_tokens_per_microbatch": 64, "engine.context_tokens": 700})
+    assert with_begun(SETTINGS) == SETTINGS
+    own = replace(SETTINGS, resume=tmp_path, train=replace(SETTINGS.train, lr=1e-4))
+    found = with_begun(own)
+    assert (found.train.lr, found.train.max_tokens_per_microbatch, found.engine.context_tokens) == (1e-4, 64, 700)  # type: ignore[union-attr]
+    refuse_changes(tmp_path, found)
 
 
 async def test_a_stop_during_a_training_step_loses_only_that_step(

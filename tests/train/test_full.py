@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from agentgym.causal_lm.model_defaults import LARGE
 from agentgym.cli.main import main as command
 from agentgym.samples import build_samples
 from agentgym.train import checks as settings_warnings, snapshot as snapshots
@@ -236,18 +237,35 @@ def test_an_opening_that_fails_leaves_nothing_open(
     assert torch.get_num_threads() == threads
 
 
-def test_an_adapters_learning_rate_for_a_full_large_model_causes_a_warning(
-    tiny_model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"method": "full", "lr": 1e-3}, ["train.lr is 0.001, which is far above {}; set 1e-6 to 1e-5"]),
+        ({"lr": 2e-3}, ["train.lr is 0.002, which is far above {}; set 1e-5 to 5e-4"]),
+        ({"lr": 1e-6}, ["train.lr is 1e-06, which is far below {}; set 1e-5 to 5e-4"]),
+        ({"temperature": 2.0}, ["train.temperature is 2, which is far above {}; set 1"]),
+        ({"temperature": 0.1}, ["train.temperature is 0.1, which is far below {}; set 1"]),
+        ({"lora_rank": 512}, ["train.lora_rank is 512, which is far above {}; set 8 to 64"]),
+        ({}, []),
+        ({"method": "full"}, []),
+        ({"lr": 0.0}, []),
+    ],
+)
+def test_a_value_far_outside_a_large_models_range_is_warned_of_with_the_value_to_set(
+    change: dict[str, Any],
+    said: list[str],
+    tiny_model: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert settings_warnings.LARGE == 50_000_000
-    with caplog.at_level(logging.WARNING), Trainer(tiny_model, FULL):
+    assert LARGE == 50_000_000
+    config = TrainConfig(device="cpu", **change)
+    with caplog.at_level(logging.WARNING), Trainer(tiny_model, config):
         assert caplog.messages == []
     monkeypatch.setattr(settings_warnings, "LARGE", 1000)
-    with caplog.at_level(logging.WARNING), Trainer(tiny_model, FULL):
+    with caplog.at_level(logging.WARNING), Trainer(tiny_model, config):
         pass
-    assert caplog.messages == [
-        "train.lr is 0.001, which is a learning rate for adapters; to train all weights, set 1e-6 to 1e-5"
-    ]
+    assert caplog.messages == [each.format("the usual range for a model of this size") for each in said]
 
 
 # Several ranks

@@ -38,9 +38,9 @@ class TransformersConfig:
     whole context.
     """
     context_tokens: Positive | None = None
-    """Maximum number of ids in a session, prompt and completion together. None: as many as the model has positions,
-    limited so that the KV of all slots fits in 1 GiB. The limit is at least 512 ids, if the model has as many
-    positions.
+    """Maximum number of ids in a session, prompt and completion together. If None, as many as the model has positions,
+    limited so that the KV of all slots fits in a quarter of the machine's memory or an eighth of the GPU's, or in 1 GiB
+    if that is more. The limit is at least 512 ids, if the model has as many positions.
     """
     prefill_tokens: Positive = 1024
     """Maximum number of ids, including padding, in a forward pass that computes prompts (prefill). It limits how long
@@ -54,8 +54,10 @@ class TransformersConfig:
     """The device to load the model to: auto (a GPU if there is one), or a torch device. Under torchrun, each process
     uses the GPU of its local rank.
     """
-    threads: Positive = 1
-    """Number of CPU threads that torch uses in the whole process. More than 1 helps only large models on idle cores."""
+    threads: Positive | None = None
+    """Number of CPU threads that torch uses in the whole process. If None, a model of more than 50 million weights on a
+    CPU uses all processors that the process may use (OMP_NUM_THREADS, if that is set), and any other model uses one.
+    """
 
 
 class _Command(NamedTuple):
@@ -145,6 +147,11 @@ class TransformersEngine:
         """
         model = str(getattr(self._model, "name_or_path", self._model))
         return f"{model} with {self._adapter}" if self._adapter else model
+
+    @property
+    def config(self) -> TransformersConfig:
+        """The engine's settings. In an open engine, those whose default depends on the model have values."""
+        return self._config
 
     @property
     def dtype(self) -> str:
@@ -316,7 +323,7 @@ class TransformersEngine:
         """Load the model. This is slow, so it runs outside the event loop."""
         with needs_extra():
             from agentgym.engines.transformers.batcher import Batcher
-            from agentgym.engines.transformers.model import InferenceModel, default_context, load_model, stop_ids
+            from agentgym.engines.transformers.model import InferenceModel, find_defaults, load_model, stop_ids
 
         config, model = self._config, self._model
         if self._tokenizer is None:
@@ -325,8 +332,10 @@ class TransformersEngine:
         if isinstance(model, str | Path):
             model = load_model(model, dtype=config.dtype, device=config.device)
         self._weights = weights_digest(model)
-        context = config.context_tokens or default_context(model, config.slots)
-        policy = InferenceModel(model, slots=config.slots, context=context, threads=config.threads)
+        found = find_defaults(model, config.slots)
+        context, threads = config.context_tokens or found.context_tokens, config.threads or found.threads
+        policy = InferenceModel(model, slots=config.slots, context=context, threads=threads)
+        self._config = replace(config, context_tokens=context, threads=threads)
         return Batcher(
             policy,
             slots=config.slots,

@@ -9,17 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from agentgym.causal_lm.logit_map import find_logit_map
+from agentgym.causal_lm.model_defaults import Device, ModelShape, context_tokens, threads
 from agentgym.engines.transformers.fast_decoder import dense
 from agentgym.engines.transformers.shared_prefix import Prefix, RowGroups
 from agentgym.engines.transformers.slot_attention import NAME, register
 from agentgym.errors.extras import needs_extra
 from agentgym.hub import gpu_number, loading
+from agentgym.machine.resources import usable_memory, usable_processors
 from agentgym.types.arrays import Floats, Ints
 
-KV_BYTES = 1 << 30
-"""Memory for the KV of all slots, if `context_tokens` isn't set: 1 GiB."""
-LEAST_CONTEXT = 512
-"""Minimum default context in ids, even if `KV_BYTES` has space for fewer."""
 _CHECKED_IDS = 8
 """Number of ids on which the engine, when it opens, compares its logits with the model's own."""
 _SCORED_AT_ONCE = 512
@@ -83,15 +81,21 @@ def _as_set(ids: int | list[int] | None) -> set[int]:
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
-def default_context(model: Any, slots: int) -> int:
-    """Return the default context: the model's number of positions, or as many as fit in `KV_BYTES`.
+class Found(NamedTuple):
+    """Values of settings whose default depends on the loaded model and the machine."""
 
-    It is at least `LEAST_CONTEXT` if the model has as many positions.
-    """
-    config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or LEAST_CONTEXT
-    column = slots * math.prod(_column_shape(config)) * model.dtype.itemsize
-    return int(min(positions, max(KV_BYTES // column, LEAST_CONTEXT)))
+    context_tokens: int
+    threads: int
+
+
+def find_defaults(model: Any, slots: int) -> Found:
+    """Return the default context and threads of an engine with this many slots."""
+    on_gpu = model.device.type == "cuda"
+    memory = torch.cuda.get_device_properties(model.device).total_memory if on_gpu else usable_memory()
+    device: Device = "cuda" if on_gpu else "cpu"
+    weights = sum(weight.numel() for weight in model.parameters())
+    context = context_tokens(ModelShape.of(model.config), model.dtype.itemsize, slots, device, memory)
+    return Found(context, threads(weights, device, usable_processors()))
 
 
 def _column_shape(config: Any) -> tuple[int, int, int, int]:
@@ -99,6 +103,16 @@ def _column_shape(config: Any) -> tuple[int, int, int, int]:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return config.num_hidden_layers, 2, heads, head_dim
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros. On a CPU, they take memory only when they are first written.
+
+    The KV must be zeros, because a masked column still gets weight 0, and 0 times a NaN in uninitialized memory is NaN.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 class SlotCache:
@@ -113,8 +127,7 @@ class SlotCache:
     def __init__(self, config: Any, slots: int, context: int, *, dtype: torch.dtype, device: torch.device) -> None:
         layers, two, heads, head_dim = _column_shape(config)
         shape = (layers, two, slots, heads, context + 1, head_dim)
-        # Zeros, because a masked column still gets weight 0, and 0 times a NaN in uninitialized memory is NaN.
-        self._all = torch.zeros(shape, dtype=dtype, device=device)
+        self._all = _zeros(shape, dtype, device)
         self._layers = [(layer[0], layer[1]) for layer in self._all]
         self._rows: slice | torch.Tensor = slice(0)
         self._columns = self._positions = self._row_index = torch.empty(0, dtype=torch.long, device=device)

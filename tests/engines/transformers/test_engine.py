@@ -22,7 +22,7 @@ from agentgym.engines.transformers import shared_prefix, slot_attention
 from agentgym.engines.transformers.batcher import Batcher, Request
 from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.engines.transformers.lora import _adding, _Delta, _merged
-from agentgym.engines.transformers.model import InferenceModel, default_context
+from agentgym.engines.transformers.model import InferenceModel
 from agentgym.errors import EngineError
 from agentgym.types.arrays import Floats
 from agentgym.types.completion import Completion, Sampling, Version
@@ -763,20 +763,6 @@ async def test_a_folder_is_loaded_with_its_tokenizer_and_stop_ids(tmp_path: Path
             stops = [id_ in (0, 3) for id_ in done.token_ids.tolist()]
             assert not any(stops[:-1])
             assert stops[-1] == (done.finish_reason == "stop")
-
-
-@pytest.mark.parametrize(
-    ("positions", "slots", "context"),
-    [
-        (CONTEXT, 64, CONTEXT),  # the model has no more
-        (1 << 20, 64, (1 << 30) // (64 * 2 * 2 * 2 * 8 * 4)),  # slots, layers, keys and values, heads, head_dim, bytes
-        (1 << 20, 1 << 20, 512),  # even if the bound would hold fewer
-    ],
-)
-def test_the_default_context_is_the_models_positions_as_far_as_1_gib_holds_them(
-    positions: int, slots: int, context: int
-) -> None:
-    assert default_context(build(head_dim=8, max_position_embeddings=positions), slots) == context
 
 
 async def test_without_a_context_in_the_config_the_engine_chooses_one_when_it_opens(model: Any) -> None:
