@@ -7,7 +7,7 @@ from typing import Any
 from agentgym.agent_api.requests import RefusedError
 from agentgym.config_fields import MAX_STOP_LENGTH, MAX_STOPS
 from agentgym.types.json_values import UNSOUND, is_sound
-from agentgym.types.messages import Message
+from agentgym.types.messages import Message, as_object
 
 MAX_VALUES = 1 << 18
 """Maximum number of values in a body: lists, objects, and what they contain. A limit on the body's size isn't enough,
@@ -145,13 +145,8 @@ def _part_text(part: Any, where: str, kinds: Sequence[str]) -> str:
 
 def arguments(value: Any) -> dict[str, Any] | str:
     """Return a call's arguments as an object if they are an object or its JSON, otherwise as text."""
-    if isinstance(value, str):
-        try:
-            read = json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-        return read if isinstance(read, dict) and is_sound(read) else value
-    return value if isinstance(value, dict) else json.dumps(value)
+    made = as_object(value)
+    return made if isinstance(made, dict | str) else json.dumps(made)
 
 
 def check_conversation(messages: Sequence[Message]) -> None:

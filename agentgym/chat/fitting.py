@@ -5,10 +5,10 @@ message, or arguments that aren't an object. Such a conversation is rendered in 
 Sampled ids never change; these forms only affect the text after them and the text of a new segment.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from agentgym.chat.tools_in_prompt import calls_as_text
 from agentgym.types.messages import SEE_ELSEWHERE, Message, first_image
 
 T = TypeVar("T")
@@ -32,9 +32,12 @@ def _said(reply: Message, body: str) -> Message:
     Args:
         reply: The reply.
         body: The text that the model sampled. It becomes the content, unless a call is malformed: then the reply's
-            own content is kept, because it already contains the model's whole text.
+            own content is kept, because it already contains the model's whole text. If it is empty, as in a history
+            that was not sampled here, the calls are written as text.
     """
-    return Message(role="assistant", content=reply["content"] if is_malformed(reply) else body)
+    if is_malformed(reply):
+        body = calls_as_text(reply)["content"]
+    return Message(role="assistant", content=body)
 
 
 def _called(reply: Message) -> Message:
@@ -113,15 +116,7 @@ def history_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     yield shown
     yield joined(shown)
     yield joined([_called(m) if is_malformed(m) else m for m in messages])
-    yield from_user([_told(m) for m in shown])
-
-
-def _told(message: Message) -> Message:
-    """Return the message without calls. If it has no content, the calls become its content as JSON."""
-    if "tool_calls" not in message:
-        return message
-    calls = "\n".join(json.dumps(call["function"]) for call in message["tool_calls"])
-    return Message(role="assistant", content=message["content"] or calls)
+    yield from_user([calls_as_text(m) for m in shown])
 
 
 def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]]) -> tuple[T, str]:

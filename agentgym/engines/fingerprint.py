@@ -99,9 +99,10 @@ def _add(found: "hashlib._Hash", tensors: Mapping[str, Any]) -> None:
 
 
 def chat_digest(tokenizer: Any) -> str:
-    """Return a digest of how a tokenizer renders chats: its class, its template and its template variables."""
+    """Return a digest of how a tokenizer renders chats: its class, its template, its variables and who shows tools."""
     own = getattr(tokenizer, "tokenizer", None)
     written = [getattr(own, "chat_template", None), getattr(tokenizer, "variables", {})]
+    written += [shown] if (shown := getattr(tokenizer, "tools_shown_by", None)) == "prompt" else []
     shown = json.dumps([type(tokenizer).__name__, *written], sort_keys=True, default=str)
     return hashlib.sha256(shown.encode()).hexdigest()[:16]
 

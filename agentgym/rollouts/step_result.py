@@ -13,7 +13,7 @@ import numpy as np
 
 from agentgym.errors import EnvError
 from agentgym.rollouts.segment import OpenSegment
-from agentgym.types.messages import ROLES, Message, kept_message, role_of
+from agentgym.types.messages import ROLES, Message, kept_message, role_of, with_objects
 from agentgym.types.rollout import StopReason
 
 _MAPPING, _SEQUENCE = (dict, Mapping), (list, Sequence)
@@ -84,7 +84,8 @@ def read_messages(given: Any, where: str) -> list[Message]:
     if not isinstance(given, _SEQUENCE) or isinstance(given, (str, bytes)):
         raise EnvError(f"{where}: messages must be a list of messages, got {type(given).__name__}")
     for message in given:
-        if not (type(message) is dict and message.get("role") in ROLES and type(message.get("content")) is str):
+        known = type(message) is dict and message.get("role") in ROLES and type(message.get("content")) is str
+        if not known or "tool_calls" in message:
             return [_message(each, f"{where}: messages[{i}]") for i, each in enumerate(given)]
     return list(given)  # The usual case: no message needs a closer look.
 
@@ -97,7 +98,7 @@ def _message(message: Any, where: str) -> Message:
     except ValueError as error:
         raise EnvError(f"{where}.role {error}") from None
     try:
-        kept: Message = kept_message(message, where)
+        kept: Message = kept_message(with_objects(message), where)
     except ValueError as error:
         raise EnvError(str(error)) from None
     return kept

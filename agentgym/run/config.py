@@ -7,6 +7,7 @@ from pydantic import Field
 
 from agentgym.advantages.gae import GAEConfig
 from agentgym.advantages.group import Estimator
+from agentgym.chat.template_input import ToolsIn
 from agentgym.config_fields import (
     Above0,
     Count,
@@ -109,6 +110,10 @@ class RunConfig:
     """Chat template that replaces the model's: a Jinja file or its text. None uses the model's template."""
     chat_template_kwargs: Variables = field(default_factory=dict)
     """Variables passed to the chat template, such as enable_thinking False."""
+    tools: ToolsIn = "auto"
+    """What describes the env's tools to the model: the chat template (template) or text in the system prompt (prompt).
+    auto uses the template if it shows tools, otherwise the prompt; refuse raises an error if it shows none.
+    """
     engine: TransformersConfig | SGLangConfig | CustomEngineConfig = TransformersConfig()
     """Engine that samples from the policy: transformers in this process, SGLang servers, or a custom engine."""
     train: TrainConfig = TrainConfig()
@@ -208,11 +213,11 @@ class RunConfig:
         except ValueError as error:
             raise ValueError(f"oversample.{error}") from None
         if isinstance(self.engine, CustomEngineConfig) and (
-            self.chat_template is not None or self.chat_template_kwargs
+            self.chat_template is not None or self.chat_template_kwargs or self.tools != "auto"
         ):
             raise ValueError(
-                "chat_template, chat_template_kwargs: a custom engine brings its own tokenizer; set them there "
-                "(agentgym.chat.chat_tokenizer accepts both), and leave them out here"
+                "chat_template, chat_template_kwargs, tools: a custom engine brings its own tokenizer; set them there "
+                "(agentgym.chat.chat_tokenizer accepts all three), and leave them out here"
             )
         if self.train.dora and isinstance(self.engine, SGLangConfig):
             raise ValueError(

@@ -119,10 +119,12 @@ async def open_models(
 
 
 def own_template(run: RunConfig) -> ChatTokenizer | None:
-    """Load the model's chat tokenizer if the run sets its template or variables; None if the engine should load it."""
-    if run.chat_template is None and not run.chat_template_kwargs:
+    """Load the model's chat tokenizer if the run has settings for it; None if the engine should load it."""
+    if run.chat_template is None and not run.chat_template_kwargs and run.tools == "auto":
         return None
-    return chat_tokenizer(run.model, template=run.chat_template, template_kwargs=run.chat_template_kwargs)
+    return chat_tokenizer(
+        run.model, template=run.chat_template, template_kwargs=run.chat_template_kwargs, tools=run.tools
+    )
 
 
 def without_adapters(

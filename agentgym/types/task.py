@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from agentgym.types.messages import Image, Message
+from agentgym.types.messages import Image, Message, with_objects
 
 
 def as_id(value: Any) -> Any:
@@ -21,7 +21,7 @@ def as_messages(value: Any) -> Any:
     unchanged for the validation.
 
     Arrow gives each row of a data set every key that any row has, with the value None; such keys are removed from
-    messages.
+    messages. A call's arguments that are an object's JSON text, as in OpenAI's API, become the object.
     """
     if isinstance(value, str):
         return ({"role": "user", "content": value},)
@@ -53,7 +53,7 @@ def _without_nones(message: Any) -> Any:
     kept = {key: value for key, value in message.items() if value is not None or key in ("role", "content")}
     if isinstance(kept.get("tool_calls"), Iterable):
         kept["tool_calls"] = [_call(call) for call in kept["tool_calls"]]
-    return kept
+    return with_objects(kept)
 
 
 def _call(call: Any) -> Any:

@@ -4,24 +4,10 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from agentgym.chat.tools_in_prompt import calls_as_text, results_as_text, with_tools
 from agentgym.types.completion import Sampling
 from agentgym.types.json_values import whole_characters, writable
 from agentgym.types.messages import Message, ToolCall, is_image, joined, parts_of
-
-_INSTRUCTION = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
-"""The description of the tools in the prompt. Many models were trained on this wording of the Hermes format."""
 
 
 def api_messages(
@@ -130,48 +116,10 @@ def _api_call(call: ToolCall, leave_out: Collection[str]) -> dict[str, Any]:
 def prompt_messages(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert messages to the format of an API without tools.
 
-    The tools are listed in the system message. Calls and results are written as text in the Hermes format.
+    The tools are listed in the system message. Calls and results are written as text in the Hermes form.
     """
-    made: list[dict[str, Any]] = []
-    for message in messages:
-        if message["role"] == "tool":
-            told = _whole(_response(message["content"]))
-            if made and made[-1].get("told"):
-                made[-1]["content"] = joined([made[-1]["content"], told], "\n")
-            else:
-                made.append({"role": "user", "content": told, "told": True})
-        else:
-            made.append({"role": message["role"], "content": _whole(_with_calls(message))})
-    sent = [{"role": one["role"], "content": one["content"]} for one in made]
-    return _with_tools(sent, tools) if tools else sent
-
-
-def _response(content: Any) -> Any:
-    if isinstance(content, str):
-        return f"<tool_response>\n{content}\n</tool_response>"
-    return joined(["<tool_response>", content, "</tool_response>"], "\n")
-
-
-def _with_calls(message: Message) -> Any:
-    """Return a message's content, followed by its tool calls as text.
-
-    If a call is malformed, nothing is added, because the content already has the calls as the model wrote them.
-    """
-    functions = [call["function"] for call in message.get("tool_calls", ())]
-    if not functions or any(isinstance(function["arguments"], str) for function in functions):
-        return message["content"]
-    calls = [f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>" for function in functions]
-    return "\n".join([*filter(None, [message["content"]]), *calls])
-
-
-def _with_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the tools added to the end of the system message, which is created if there is none."""
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    told = _INSTRUCTION.format(tools=_whole(listed))
-    if messages and messages[0]["role"] == "system":
-        first = {"role": "system", "content": f"{messages[0]['content']}\n\n{told}"}
-        return [first, *messages[1:]]
-    return [{"role": "system", "content": told}, *messages]
+    made = with_tools(results_as_text([calls_as_text(message) for message in messages]), tools)
+    return [{"role": message["role"], "content": _whole(message["content"])} for message in made]
 
 
 def sampling_fields(sampling: Sampling, *, max_tokens: int, seed: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Chat messages in the OpenAI format: their text, calls and images."""
 
+from agentgym.types.messages.arguments import as_object, with_objects
 from agentgym.types.messages.image import IMAGE_TYPES, MAX_IMAGE_BYTES, Image
 from agentgym.types.messages.message import (
     ROLES,
@@ -39,6 +40,7 @@ __all__ = [
     "Part",
     "TextPart",
     "ToolCall",
+    "as_object",
     "content_of",
     "first_image",
     "image_of",
@@ -48,4 +50,5 @@ __all__ = [
     "parts_of",
     "role_of",
     "text_of",
+    "with_objects",
 ]
