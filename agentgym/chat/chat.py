@@ -23,13 +23,20 @@ from agentgym.chat.fitting import check_messages, first_rendered, fits, history_
 from agentgym.chat.template import Opening, Template
 from agentgym.chat.template_deltas import after_nth, ids_behind
 from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.chat.tools_check import check_tools
 from agentgym.types.messages import Message
 
 
 class Chat:
-    """Renders and encodes the messages of one segment, to which messages are only ever appended."""
+    """Renders and encodes the messages of one segment, to which messages are only ever appended.
+
+    Raises:
+        ValueError: If there are tools, and the tokenizer refuses those that its chat template doesn't show.
+    """
 
     def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:
+        if tools:
+            check_tools(tokenizer)
         self.tokenizer, self.tools = tokenizer, tools
         self.messages = list(messages)
         self._shown = list(messages)

@@ -12,8 +12,10 @@ from agentgym.chat.tools_in_prompt import calls_as_text, results_as_text, with_t
 from agentgym.types.messages import Message, ToolCall, joined as joined_contents
 
 ToolsIn: TypeAlias = Literal["auto", "template", "prompt", "refuse"]
-"""Who describes the tools to the model: the chat template, or text in the system prompt. `auto` uses the template if it
-shows tools, otherwise the prompt; `refuse` uses the template, and refuses tools if it shows none.
+"""What describes the tools to the model: the chat template, or text in the system prompt.
+
+`auto` uses the template if it shows tools and the format of its calls is known, otherwise the prompt. `refuse` uses the
+template, and refuses tools if that wouldn't work.
 """
 
 

@@ -1,6 +1,7 @@
 """What a chat template shows of a conversation, found by rendering probes with words that no template contains."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -17,6 +18,7 @@ _ASK = Message(role="user", content="Qzxask")
 _MORE = Message(role="user", content="Qzxmore")
 _SAID = Message(role="assistant", content=UNUSUAL)
 _SYSTEM = Message(role="system", content="Qzxsystem")
+_LATE = Message(role="system", content="Qzxlate")
 _TOOL = {
     "type": "function",
     "function": {
@@ -76,8 +78,10 @@ def template_facts(render: RenderWithTools, *, tools: bool) -> TemplateFacts:
     offered = [_TOOL] if tools else []
 
     def shows(*messages: Message) -> bool:
-        text = (_rendered(render, messages, offered) or "").lower()
-        return all(message["content"].lower() in text for message in messages)
+        """Return whether the messages' contents are shown in their order, in any case of letters."""
+        text = _rendered(render, messages, offered)
+        pattern = ".*".join(re.escape(message["content"]) for message in messages)
+        return text is not None and re.search(pattern, text, re.DOTALL | re.IGNORECASE) is not None
 
     arguments = next((form for form in _FORMS if _shows_calls(render, offered, form, "", 1)), None)
     dropped = [
@@ -86,14 +90,16 @@ def template_facts(render: RenderWithTools, *, tools: bool) -> TemplateFacts:
         for count in (1, 2)
         if arguments and _shows_calls(render, offered, arguments, text, count) is False
     ]
+    system = shows(_SYSTEM, _ASK)
+    starts = [[], [_SYSTEM]] if system else [[]]
     return TemplateFacts(
         user=shows(_ASK),
         tools=shows_tools(render),
         arguments=arguments,
         dropped=frozenset(dropped),
         results=shows(_ASK, _called(arguments or "object", "", 1), _result(0)),
-        system=shows(_SYSTEM, _ASK),
-        late_system=shows(_ASK, _SAID, _SYSTEM) and shows(_ASK, _SAID, _SYSTEM, _MORE),
+        system=system,
+        late_system=all(shows(*start, _ASK, _SAID, _LATE, *end) for start in starts for end in ([], [_MORE])),
         alternates=not shows(_ASK, _MORE),
     )
 

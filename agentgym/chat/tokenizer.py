@@ -26,6 +26,201 @@ class ChatTokenizer(Renders, Protocol):
     """A tokenizer with a chat template and a parser for the model's output. Tokenizers are compared by identity."""
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
+        """Parse a sampled text into an assistant message, without ever raising.
+
+        A call that isn't valid JSON keeps the model's text as its `arguments`.
+
+        Args:
+            text: The text of a turn, without its stop token.
+            tools: The schemas of the tools.
+        """
+        ...
+
+
+class HuggingFaceTokenizer:
+    """A ChatTokenizer for a fast transformers tokenizer, its chat template and its response template.
+
+    Args:
+        tokenizer: The transformers tokenizer, which must have a chat template.
+        response_template: The format that replies are parsed with, for transformers' `parse_response`. None uses the
+            tokenizer's own, or else the known format (`agentgym.chat.formats`) that the chat template writes. If there
+            is neither, a reply has no calls.
+        chat_template_kwargs: Variables of the chat template, such as {"enable_thinking": False}.
+        tools: What describes the tools to the model: the chat template, or text in the system prompt. auto uses the
+            template if it shows tools and the format of its calls is known, otherwise the prompt.
+
+    Raises:
+        ValueError: If the tokenizer has no chat template, if the template shows no text of a user's message, or if a
+            variable is one that the chat sets itself.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        response_template: dict[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: ToolsIn = "auto",
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise ValueError(
+                "tokenizer: has no chat_template; set tokenizer.chat_template or use the model's chat version"
+            )
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        self.tokenizer = tokenizer
+        self.variables = template_variables(chat_template_kwargs or {})
+        # We use the Rust tokenizer directly: per turn, its wrappers cost more than the tokenizer itself.
+        self.backend = tokenizer.backend_tokenizer
+        source = tokenizer.get_chat_template()
+        warn_of_unused(self.variables, source)
+        template = response_template or getattr(tokenizer, "response_template", None)
+        self.response_template = None if template is None else load_response_template(template)
+        self.response_format = None if template is not None else response_format_of(source)
+        self._pieces, self._letters = SpecialTokenSplitter(self.backend), BrokenMarkEncoder(self.backend)
+        self.stop_ids = _as_set(tokenizer.eos_token_id)
+        """The ids that end a turn according to the tokenizer's files."""
+        self.special_token_ids = {token.content: i for i, token in self.backend.get_added_tokens_decoder().items()}
+        """The id of each special token, by its text."""
+        self.splits_at_special_tokens = self._pieces.pattern is not None
+        self._decoder = Decoder(self.backend)
+        self._input: TemplateInput | None = None
+        self.special_tokens = SpecialTokens(())
+        self.special_tokens = self._special_tokens()
+        self.sought = sought_words(source) | {
+            special for special in self.special_tokens.every if PLAIN.fullmatch(special)
+        }
+        self.literals = literals(source)
+        """The string literals in the chat template, and so everything that it can search for in a content."""
+        self.opening = self._opening()
+        self._prefix = self._read_prefix()
+        marks = self.response_format.reasoning if self.response_format else (THINK,)
+        self._inside = begins_inside(self.opening, source, marks)
+        self.tools: ToolsIn = tools
+        """The setting that says what describes the tools to the model."""
+        self.template_input = self._template_input()
+        """How conversations are converted for the template."""
+        self._input = None if self.template_input.changes_nothing else self.template_input
+
+    def _special_tokens(self) -> SpecialTokens:
+        """Return the tokenizer's special tokens: all added tokens.
+
+        Those that are marked as special, or that the template writes around a user message, delimit turns.
+        """
+        added = self.backend.get_added_tokens_decoder().values()
+        frame = self.render([Message(role="user", content="")], [], generation=False)
+        turns = [token.content for token in added if token.special or token.content in frame]
+        return SpecialTokens([token.content for token in added], turns)
+
+    def _opening(self) -> str:
+        """Return the text with which the template opens an assistant turn after a user message."""
+        ask = [Message(role="user", content="")]
+        closed = self.render(ask, [], generation=False)
+        return self.render(ask, [], generation=True).removeprefix(closed)
+
+    def _read_prefix(self) -> str:
+        """Return the part of an assistant turn's opening that the parser reads before a reply.
+
+        Text that the parser would take for content is left out.
+        """
+        if self.response_template is None:
+            return ""
+        read = self.tokenizer.parse_response("", self.response_template, prefix=self.opening)
+        anchor = self.response_template.start_anchor_re.search(self.opening)
+        leaks = bool(read.get("content")) and anchor is not None
+        return self.opening[: anchor.end()] if leaks else self.opening
+
+    @property
+    def tools_shown_by(self) -> Literal["template", "prompt"] | None:
+        """What shows the tools to the model: the chat template, text in the system prompt, or nothing."""
+        if self.template_input.lists_tools:
+            return "prompt"
+        return "template" if self.template_input.facts.tools else None
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether the format of the calls that the chat template writes is known."""
+        return self.response_format is not None or self.response_template is not None
+
+    def _template_input(self) -> TemplateInput:
+        """Find out what the template shows, and choose the form of tools, calls and results.
+
+        Raises:
+            ValueError: If it shows no text of a user's message.
+        """
+        usable = self.reads_calls and shows_tools(self._probed)
+        lists_tools = self.tools == "prompt" or (self.tools == "auto" and not usable)
+        facts = template_facts(self._probed, tools=not lists_tools)
+        if not facts.user:
+            raise ValueError(
+                "chat_template: shows no text of a user's message; pass a template for messages whose content is text"
+            )
+        if not lists_tools:
+            return TemplateInput(facts, lists_tools=False, calls_as_text=False)
+        example = self._written_call(facts)
+        if example is None:
+            return TemplateInput(facts, lists_tools=True, calls_as_text=True)
+        example = self.special_tokens.text(example, "system")
+        return TemplateInput(facts, lists_tools=True, calls_as_text=False, example=example)
+
+    def _probed(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+        return self._applied(messages, tools, generation=True)
+
+    def _written_call(self, facts: TemplateFacts) -> str | None:
+        """Return how the template writes a call; None if a call in that form isn't parsed back."""
+        if facts.arguments is None or not self.reads_calls:
+            return None
+        shown = TemplateInput(facts, lists_tools=False, calls_as_text=False)
+        ask = Message(role="user", content="?")
+        try:
+            said = self._applied([ask, Message(role="assistant", content=UNUSUAL)], [], generation=False)
+            body = self._applied(shown.messages([ask, EXAMPLE], []), [], generation=False)
+        except Exception:  # Templates can raise anything.
+            return None
+        begun = said.partition(UNUSUAL)[0]
+        if not body.startswith(begun):
+            return None
+        body = body.removeprefix(begun)
+        for end in (text for text, i in self.special_token_ids.items() if i in self.stop_ids):
+            body = body.partition(end)[0].strip()
+        calls = self._parsed(body, self.response_format, [], inside=False).get("tool_calls", ())
+        return body if [call["function"] for call in calls] == [EXAMPLE["tool_calls"][0]["function"]] else None
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        shown, offered = self.special_tokens.guarded(messages), self.special_tokens.guarded_tools(tools)
+        if self._input is None:
+            return self._applied(shown, offered, generation=generation)
+        return self._applied(self._input.messages(shown, offered), self._input.tools(offered), generation=generation)
+
+    def _applied(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        """Return the text that the chat template makes of these messages and tools."""
+        text: str = self.tokenizer.apply_chat_template(
+            messages,
+            tools=tools or None,
+            tokenize=False,
+            add_generation_prompt=generation,
+            **self.variables,
+        )
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        return self.id_array(text).tolist()
+
+    def id_array(self, text: str) -> "array[int]":
+        """Return the ids of `encode` as an array with eight bytes per id.
+
+        Chats call this method, and so does `encode`.
+        """
+        text = whole_characters(text)
+        return array("q", self._letters.encode(text)) if BREAK in text else self._pieces.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._decoder.decode(token_ids)
+
+    def token_bytes(self, token_ids: Sequence[int]) -> dict[int, bytes]:
+        """Return the bytes of each id, which may be only part of a character. Unknown ids are left out."""
+        return self._decoder.pieces(token_ids)
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         how = self.response_format
         # A model that was told to write calls in the Hermes form may also write them in its own format.
         if tools and self.template_input.calls_as_text and (not self.reads_calls or _HERMES_CALL.search(text)):

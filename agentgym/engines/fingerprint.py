@@ -99,7 +99,7 @@ def _add(found: "hashlib._Hash", tensors: Mapping[str, Any]) -> None:
 
 
 def chat_digest(tokenizer: Any) -> str:
-    """Return a digest of how a tokenizer renders chats: its class, its template, its variables and who shows tools."""
+    """Return a digest of how a tokenizer renders chats: its class, template, variables and form of tools."""
     own = getattr(tokenizer, "tokenizer", None)
     written = [getattr(own, "chat_template", None), getattr(tokenizer, "variables", {})]
     written += [shown] if (shown := getattr(tokenizer, "tools_shown_by", None)) == "prompt" else []

@@ -112,7 +112,8 @@ class RunConfig:
     """Variables passed to the chat template, such as enable_thinking False."""
     tools: ToolsIn = "auto"
     """What describes the env's tools to the model: the chat template (template) or text in the system prompt (prompt).
-    auto uses the template if it shows tools, otherwise the prompt; refuse raises an error if it shows none.
+    auto uses the template if it shows tools and the format of its calls is known, otherwise the prompt; refuse raises
+    an error instead.
     """
     engine: TransformersConfig | SGLangConfig | CustomEngineConfig = TransformersConfig()
     """Engine that samples from the policy: transformers in this process, SGLang servers, or a custom engine."""

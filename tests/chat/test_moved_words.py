@@ -12,7 +12,7 @@ MINIMAL = (
     "{% for m in messages %}{% if m.role == 'user' %}<|turn>user\n{{ m.content }}<turn|>\n"
     "{% elif m.role == 'assistant' %}{% if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}"
     "<|turn>model\n{% endif %}{% for c in m.tool_calls or [] %}"
-    "<|tool_call>call:{{ c.function.name }}{}<tool_call|>{% endfor %}"
+    "<|tool_call>call:{{ c.function.name }}{{ c.function.arguments | tojson }}<tool_call|>{% endfor %}"
     "{% if m.tool_calls and not loop.last %}<|tool_response>{{ messages[loop.index0 + 1].content }}<tool_response|>"
     "{% endif %}{{ m.content }}"
     "{% if not m.tool_calls or (m.content and (loop.index0 + 2 == messages|length)) %}<turn|>\n{% endif %}{% endif %}"
@@ -31,7 +31,7 @@ CALLED = call("look") | {"content": "Let me look."}
 
 @pytest.fixture(params=TEMPLATES)
 def tokenizer(request: pytest.FixtureRequest) -> HuggingFaceTokenizer:
-    return family_tokenizer(TEMPLATES[request.param], "<turn|>", MARKS)
+    return family_tokenizer(TEMPLATES[request.param], "<turn|>", MARKS, tools="template")
 
 
 def sampled(tokenizer: HuggingFaceTokenizer, words: str) -> list[int]:
@@ -82,7 +82,7 @@ def test_a_template_that_writes_words_after_the_end_of_the_turn_opens_a_new_segm
         "{% for m in messages %}<|turn>{{ m.role }}\n{% if m.tool_calls %}<|tool_call>{% endif %}<turn|>"
         "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|turn>assistant\n{% endif %}"
     )
-    late = family_tokenizer(template, "<turn|>", MARKS)
+    late = family_tokenizer(template, "<turn|>", MARKS, tools="template")
     chat = Chat(late, [], [ASK])
     chat.prompt_ids()
     assert chat.extend(late.encode("Let me look.<|tool_call><turn|>"), CALLED, [SEEN]) is None

@@ -94,6 +94,7 @@ async def test_training_and_evaluation_sample_as_configured_with_the_runs_templa
         max_steps=1,
         chat_template=template,
         chat_template_kwargs={"loud": True},
+        tools="template",
         eval_rollouts=2,
         train_sampling=ag.Sampling(stop=("nam", "Answ")),
         eval_sampling=ag.Sampling(temperature=0.3, top_k=5),

@@ -167,7 +167,9 @@ def test_an_error_in_an_engines_own_module_is_not_mistaken_for_a_missing_class(
     [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"loud": True}}, {"tools": "prompt"}],
 )
 def test_a_template_that_a_custom_engine_would_not_get_is_refused(template: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^chat_template, chat_template_kwargs, tools: a custom engine brings its own"):
+    with pytest.raises(
+        ValueError, match=r"^chat_template, chat_template_kwargs, tools: a custom engine brings its own"
+    ):
         replace(SMALL, engine=ag.CustomEngineConfig(name="mine_engine:Mine"), **template)
 
 

@@ -160,7 +160,7 @@ OWN = {
 def test_the_tokenizers_own_response_template_takes_precedence() -> None:
     made = tokenizer("hermes").tokenizer
     made.response_template = OWN
-    reads = HuggingFaceTokenizer(made)
+    reads = HuggingFaceTokenizer(made, tools="template")
     assert reads.response_format is None
     assert calls(reads.parse(f"CALL look {JSON} END", TOOLS)) == CALLED
     assert reads.parse(WRITTEN["hermes"], TOOLS) == say(WRITTEN["hermes"])
