@@ -293,7 +293,7 @@ async def open_callbacks(
         if first:
             for name in run.report_to:
                 told.callbacks += [await asyncio.to_thread(open_tracker, name, folder, run.name, flat(run))]
-            told.callbacks += [Watch(alert), *given]
+            told.callbacks += [Watch(alert, record.log.rows), *given]
             await told.call("on_run_start", run, folder)
         yield told
     except BaseException:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentgym.files.names import command
 from agentgym.run.metrics.batch import tool_counts
+from agentgym.run.metrics.health import signs
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import FailureCounts, ToolCounts
 
@@ -56,10 +57,11 @@ class Report:
             "tool_errors": dict(self.tools.errors.most_common()),
             **{name: _of_rollouts(rows, name) for name in BRANCHES if any(f"rollout/{name}" in row for row in rows)},
             **({"explained_variance": known[-1]} if (known := _known(rows)) else {}),
+            "warnings": self.warnings(rows),
         }
 
     def warnings(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return one sentence for each sign that this run may have learned nothing.
+        """Return one sentence for each sign that this run has learned nothing or got worse.
 
         `rows` are the metrics of all steps.
         """
@@ -77,6 +79,7 @@ class Report:
             said.append(
                 f"The reward never varied: every training rollout has a reward of {next(iter(self.rewards)):g}."
             )
+        said += signs(rows, hold=1).values()
         failing = self.tools.failing().items()
         said += [f"The tool {name!r} failed in {errors} of {calls} calls." for name, (errors, calls) in failing]
         if len(self.failures):
@@ -149,7 +152,7 @@ def rewards_at_ends(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, in
 def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -> list[str]:
     steps = _total(rows, "train/optimizer_steps")
     if not steps:
-        return ["nothing; no optimizer step was taken"] if rows else []
+        return ["no optimizer step was taken"] if rows else []
     said = []
     if len(held_out) > 1:
         said.append(
@@ -169,22 +172,25 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -
 
 
 def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float]) -> str:
-    """Return the first heading of the report: "reward fell", "reward unchanged", or "learned" if it rose.
+    """Return the first heading of the report: "learned" if the reward rose, "got worse" if it fell.
 
-    The reward is the held-out one or, with fewer than two evaluations, the training reward. The heading is "learned",
-    too, if a run with a teacher has an unchanged reward, or if there was no optimizer step or no reward.
+    The reward is the held-out one or, with fewer than two evaluations, the training reward. If it is the same, the
+    heading is "reward unchanged". For a run with a teacher whose reward is the same, and for a run without a reward, it
+    is "trained", and without an optimizer step "learned nothing".
     """
     if not _total(rows, "train/optimizer_steps"):
-        return "learned"
+        return "learned nothing"
     if len(held_out) > 1:
         first, end = held_out[min(held_out)], held_out[max(held_out)]
     elif (ends := rewards_at_ends(rows)) is not None:
         first, end, _ = ends
     else:
-        return "learned"
+        return "trained"
     first, end = round(first, 2), round(end, 2)
     taught = any("teacher/divergence" in row for row in rows)  # learning from a teacher may not raise rewards
-    return "reward fell" if end < first else "learned" if end > first or taught else "reward unchanged"
+    if end != first:
+        return "learned" if end > first else "got worse"
+    return "trained" if taught else "reward unchanged"
 
 
 def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -71,7 +71,7 @@ def test_a_run_of_the_tiny_model_ends_with_suggested_commands(folder: Path) -> N
         2e-3,
         40,
     )
-    assert re.search("^(learned|reward fell|reward unchanged): held-out reward ", done.stderr, re.MULTILINE)
+    assert re.search("^(learned|got worse|reward unchanged): held-out reward ", done.stderr, re.MULTILINE)
     trained = f"{out}/adapter --temperature 0.7 --max-tokens 40"
     assert done.stderr.splitlines()[-6:] == [
         f"next: agentgym show {out} --best 3, or --worst 3 or --suspicious, prints transcripts; "

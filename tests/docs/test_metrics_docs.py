@@ -21,6 +21,7 @@ ELSEWHERE = {
     "role/.*": "an env with roles",
     "rollout/branch.*": "branches",
     "rollout/held_seconds": "a batch that leaves rollouts in play",
+    "rollout/cut_turns": "a turn that a token limit cuts off",
 }
 """Metrics of the page that no run in this test writes, and what they require."""
 SMALL = ag.RunConfig(

@@ -21,8 +21,9 @@ from agentgym.errors import Failure
 from agentgym.run.metrics.batch import batch_metrics, mismatch_metrics, tool_metrics
 from agentgym.run.metrics.clock import StepClock
 from agentgym.run.metrics.environment import FILE, write_surroundings
+from agentgym.run.metrics.health import HOLD, WINDOW
 from agentgym.run.metrics.plot import draw_plot
-from agentgym.run.metrics.watch import FIRST, LEAST_CALLS, NO_SIGNAL, Watch
+from agentgym.run.metrics.watch import LEAST_CALLS, NO_SIGNAL, Watch
 from agentgym.run.summary import Report
 from agentgym.scheduling import Groups, Schedule
 from agentgym.scheduling.run_groups import play_groups
@@ -141,7 +142,7 @@ def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
             [FINE | {"tools/look/calls": LEAST_CALLS, "tools/look/errors": LEAST_CALLS - 1.0}],
             "'look' has failed in 19 of 20",
         ),
-        ([FINE | {"mismatch/mean": m} for m in [0.01] * FIRST + [0.1] * FIRST], "drift apart: 0.1 nats"),
+        ([FINE | {"mismatch/mean": m} for m in [0.01] * WINDOW + [0.1] * (WINDOW + HOLD)], "drift apart: "),
         ([FINE | {"engine/lost_servers": 1.0}], "has lost 1 server"),
         ([FINE | {"rollout/branches": 0.0}] * NO_SIGNAL, "No branch was run in the last 5 batches"),
     ],
@@ -157,7 +158,7 @@ def test_each_cause_is_warned_about_once_during_the_run(steps: list[dict[str, fl
     [
         [QUIET] * (NO_SIGNAL - 1) + [FINE, QUIET],
         [FINE | {"tools/look/calls": LEAST_CALLS, "tools/look/errors": LEAST_CALLS / 2}],
-        [FINE | {"mismatch/mean": m} for m in [1e-6] * FIRST + [1e-3] * FIRST],
+        [FINE | {"mismatch/mean": m} for m in [1e-6] * WINDOW + [1e-3] * (WINDOW + HOLD)],
         [FINE | {"engine/lost_servers": 0.0}] * 2,
         ([FINE | {"rollout/branches": 0.0}] * (NO_SIGNAL - 1) + [FINE | {"rollout/branches": 0.1}]) * 2,
     ],

@@ -87,7 +87,7 @@ async def test_a_run_that_learned_nothing_says_so_and_why(
         "The reward never varied",
         "The tool 'python' failed in",
         "judge is down",
-        "learned: nothing; no optimizer step was taken",
+        "learned nothing: no optimizer step was taken",
         "failed rollouts: EnvError",
     ):
         assert said.count(f"WARNING: {reason}") == 1 or not reason[0].isupper() or reason.startswith("rollouts")
@@ -244,9 +244,9 @@ def test_the_final_report_says_what_was_learned_or_why_not() -> None:
 
 def test_a_run_whose_reward_fell_does_not_claim_to_have_learned() -> None:
     fell = account(ROWS[::-1], {})[0]
-    assert fell == "reward fell: training reward 0.67 in the first 3 steps, 0.33 in the last 3"
+    assert fell == "got worse: training reward 0.67 in the first 3 steps, 0.33 in the last 3"
     fell = account(ROWS[::-1], {0: 0.75, 6: 0.25})[0]
-    assert fell == "reward fell: held-out reward 0.75 at the start, 0.25 at the end"
+    assert fell == "got worse: held-out reward 0.75 at the start, 0.25 at the end"
 
 
 def test_the_verdict_stands_before_the_reward_that_decides_it() -> None:
@@ -273,12 +273,12 @@ def test_a_run_whose_reward_stayed_the_same_does_not_claim_to_have_learned(
 ) -> None:
     assert account(rows, held_out)[0].startswith("reward unchanged: ")
     taught = [row | {"teacher/divergence": 0.1} for row in rows]
-    assert account(taught, held_out)[0].startswith("learned: ")
+    assert account(taught, held_out)[0].startswith("trained: ")
 
 
 def test_the_held_out_reward_decides_whether_the_reward_fell() -> None:
     assert account(ROWS[::-1], {0: 0.25, 6: 0.75})[0].startswith("learned: ")
-    assert account(ROWS, {0: 0.75, 6: 0.25})[0].startswith("reward fell: ")
+    assert account(ROWS, {0: 0.75, 6: 0.25})[0].startswith("got worse: ")
 
 
 BRANCHED = {
@@ -312,7 +312,7 @@ def test_a_run_that_should_branch_but_did_not_gives_a_warning() -> None:
 def test_a_run_without_steps_learned_nothing() -> None:
     rows = [row | {"train/optimizer_steps": 0.0, "train/skipped_steps": 2.0} for row in ROWS[:1]]
     said = account(rows, {})
-    assert said[0] == "learned: nothing; no optimizer step was taken"
+    assert said[0] == "learned nothing: no optimizer step was taken"
     assert "2 skipped optimizer steps: the loss or the gradient was not finite" in said[3]
     assert account([], {0: 0.5}) == []
 

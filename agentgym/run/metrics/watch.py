@@ -6,6 +6,7 @@ from statistics import fmean
 from agentgym.rollouts.rollout_warnings import ToolUse
 from agentgym.run.callbacks import Callback
 from agentgym.run.metrics.batch import tool_counts
+from agentgym.run.metrics.health import Rows, collapsed, signs, slower
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import ToolCounts
 
@@ -13,26 +14,29 @@ NO_SIGNAL = 5
 """Number of consecutive batches without a signal, or without an optimizer step, after which the run warns."""
 LEAST_CALLS = 20
 """Minimum number of calls to a tool before its share of errors is checked."""
-FIRST, RISE, LEAST_MISMATCH = 5, 3.0, 0.01
-"""The mismatch has risen if its mean over the last `FIRST` steps is above `RISE` times that over the first
-`FIRST` steps, and above `LEAST_MISMATCH` nats.
-"""
 
 
 class Watch(Callback):
     """Checks the metrics of each step, and warns once about each problem."""
 
-    def __init__(self, alert: Callable[[str], None]) -> None:
+    def __init__(self, alert: Callable[[str], None], rows: Rows = ()) -> None:
+        """Create the watch.
+
+        Args:
+            alert: Prints a warning.
+            rows: The metrics of the steps before a resume.
+        """
         self._alert = alert
+        self._rows = list(rows)
         self._silent = self._idle = self._unbranched = 0
         self._counts, self._use = ToolCounts(), ToolUse()
         self._unsolved: list[float] = []
-        self._mismatch: list[float] = []
         self._lost = 0.0
         self._said: set[str] = set()
 
     def on_step(self, step: int, groups: Groups, metrics: Mapping[str, float]) -> None:
-        causes = {**self._no_signal(metrics), **self._tools(metrics), **self._drift(metrics), **self._servers(metrics)}
+        self._rows.append(metrics)
+        causes = {**signs(self._rows), **self._no_signal(metrics), **self._tools(metrics), **self._servers(metrics)}
         causes |= {**self._no_branch(metrics), **self._no_call(groups, metrics)}
         for key, said in causes.items():
             if key not in self._said:
@@ -49,10 +53,11 @@ class Watch(Callback):
         if self._silent >= NO_SIGNAL:
             solved = metrics.get("groups/solved_by_all", 0.0)
             why = "all tasks are solved" if solved == 1 else "all rollouts of each task have the same reward"
-            said["signal"] = (
-                f"No group had a signal in the last {NO_SIGNAL} batches: {why}; use other tasks, more rollouts per "
-                "task (group_size), or a higher train.temperature."
-            )
+            then = "use other tasks, more rollouts per task (group_size), or a higher train.temperature"
+            if solved < 1 and collapsed(self._rows):
+                why += ", and the policy has got worse"
+                then = f"use a lower train.lr{slower(self._rows)}"
+            said["signal"] = f"No group had a signal in the last {NO_SIGNAL} batches: {why}; {then}."
         if self._idle >= NO_SIGNAL:
             said["idle"] = (
                 f"No optimizer step was taken in the last {NO_SIGNAL} batches, although rewards differ: in the last "
@@ -95,22 +100,6 @@ class Watch(Callback):
         if said is None or len(self._unsolved) < NO_SIGNAL or fmean(self._unsolved) <= 0.5:
             return {}
         return {"calls": said}
-
-    def _drift(self, metrics: Mapping[str, float]) -> dict[str, str]:
-        if (now := metrics.get("mismatch/mean")) is not None:
-            self._mismatch.append(now)
-        if len(self._mismatch) < 2 * FIRST:
-            return {}
-        first, last = fmean(self._mismatch[:FIRST]), fmean(self._mismatch[-FIRST:])
-        if last <= max(RISE * first, LEAST_MISMATCH):
-            return {}
-        return {
-            "mismatch": (
-                f"The engine's and the trainer's log-probabilities drift apart: {last:.2g} nats per token in the last "
-                f"{FIRST} steps, {first:.2g} in the first; use a lower train.lr or max_staleness, or set "
-                f"train.importance_sampling."
-            )
-        }
 
     def _servers(self, metrics: Mapping[str, float]) -> dict[str, str]:
         lost = metrics.get("engine/lost_servers", 0.0)
