@@ -54,6 +54,11 @@ class Chat:
         self._read: tuple[Sequence[int], str] = ((), "")
 
     @property
+    def call_example(self) -> str:
+        """A call as the model writes it; "" if the tokenizer doesn't know."""
+        return getattr(self.tokenizer, "call_example", "")
+
+    @property
     def text(self) -> str:
         """The rendered chat, ending with the opening of an assistant turn."""
         if self._text is None:

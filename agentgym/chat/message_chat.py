@@ -40,8 +40,10 @@ class MessageChat:
     `prompt_ids` and `extend` return one placeholder id (`FILL`) for each estimated token of the messages.
     """
 
-    def __init__(self, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:
+    def __init__(self, tools: Sequence[dict[str, Any]], messages: Sequence[Message], *, call_example: str = "") -> None:
         self.tools, self.messages = tools, list(messages)
+        self.call_example = call_example
+        """A call as the model writes it; "" if the engine's API reads calls."""
 
     def prompt_ids(self) -> list[int]:
         """Return one `FILL` for each estimated token of the whole chat."""
@@ -50,7 +52,7 @@ class MessageChat:
 
     def branch(self) -> "MessageChat":
         """Return an independent copy of the chat."""
-        return MessageChat(self.tools, self.messages)
+        return MessageChat(self.tools, self.messages, call_example=self.call_example)
 
     def extend(
         self,

@@ -101,6 +101,11 @@ class HuggingFaceTokenizer:
         """How conversations are converted for the template."""
         self._input = None if self.template_input.changes_nothing else self.template_input
 
+    @property
+    def call_example(self) -> str:
+        """A call as the model writes it; "" if its format isn't one of `agentgym.chat.formats`."""
+        return self.response_format.example if self.response_format else ""
+
     def _special_tokens(self) -> SpecialTokens:
         """Return the tokenizer's special tokens: all added tokens.
 

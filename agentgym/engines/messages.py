@@ -115,7 +115,7 @@ def refuse_in_training(engine: object) -> None:
 def open_chat(engine: Engine, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> AnyChat:
     """Return a new chat for a conversation with this engine. Its class depends on whether the engine takes messages."""
     if hasattr(engine, "generate_message"):  # Equivalent to `isinstance` with MessageEngine, at a tenth of the cost.
-        return MessageChat(tools, messages)
+        return MessageChat(tools, messages, call_example=getattr(engine, "call_example", ""))
     return Chat(engine.tokenizer, tools, messages)
 
 

@@ -92,6 +92,7 @@ class ByteTokenizer:
     START, END = 256, 257
     vocabulary = 258
     splits_at_special_tokens = True
+    call_example = HERMES.example
     _special_tokens = {"<|im_start|>": START, "<|im_end|>": END}  # noqa: RUF012
     _contents = SpecialTokens(_special_tokens, _special_tokens)
 

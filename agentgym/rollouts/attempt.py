@@ -43,6 +43,7 @@ from agentgym.rollouts.step_result import (
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.sandboxes.protocol.verdicts import kept_cases, noting_failed_cases
 from agentgym.seeds import seed_for
+from agentgym.tools.calls import calls_written_as
 from agentgym.types.completion import Sampling
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout, StopReason
@@ -245,16 +246,17 @@ class Attempt:
 
     async def _turns(self, env: Env[Any], conversation: Conversation, deadline: TimeLimit) -> Ending:
         """Repeat: query the model, act in the env, observe its answer."""
-        while not conversation.out_of_turns():
-            if self.at_state is not None:
-                await self.at_state(conversation, deadline)
-            message = await conversation.query()
-            if isinstance(message, StopReason):
-                return Ending(message, await self._is_scored_cut(env, conversation))
-            ended = await self._observe(conversation, await self._act(env.step, message), deadline)
-            if ended is not None:
-                return ended
-        return Ending(StopReason.TURNS)
+        with calls_written_as(conversation.chat.call_example):
+            while not conversation.out_of_turns():
+                if self.at_state is not None:
+                    await self.at_state(conversation, deadline)
+                message = await conversation.query()
+                if isinstance(message, StopReason):
+                    return Ending(message, await self._is_scored_cut(env, conversation))
+                ended = await self._observe(conversation, await self._act(env.step, message), deadline)
+                if ended is not None:
+                    return ended
+            return Ending(StopReason.TURNS)
 
     async def _serve(self, env: AgentEnv[Any]) -> Ending:
         """Reset the env, then answer its agent's requests until the agent ends."""

@@ -13,7 +13,7 @@ from agentgym.errors import EnvError, boundary
 from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.segment import Speaker
 from agentgym.rollouts.step_result import read_messages
-from agentgym.tools.calls import offered
+from agentgym.tools.calls import calls_written_as, offered
 from agentgym.types.messages import Message, text_of
 from agentgym.types.rollout import StopReason
 
@@ -114,7 +114,8 @@ class RunningAgent:
                     f"{type(self.env).__name__}: a forked agent called a tool, but run() supports only the tools of a "
                     "ToolEnv; use turn() and reply() instead, or make the env a ToolEnv"
                 )
-            answers, stop = await self.env.call_tools(calls, self.tools)
+            with calls_written_as(self.conversation.chat.call_example):
+                answers, stop = await self.env.call_tools(calls, self.tools)
             if stop is not None:
                 self.conversation.segment.answer(answers)
                 self.stop_reason = stop

@@ -7,7 +7,9 @@ exception or a timeout. A failure of the sandbox (SandboxError) or of the machin
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +43,27 @@ class ToolResult:
     """The reason if the tool ended the rollout; None if the rollout continues."""
     seconds: float = 0.0
     """Seconds from the call to its result."""
+
+
+_example: ContextVar[str] = ContextVar("call_example", default='{"name": "NAME", "arguments": {"KEY": "VALUE"}}')
+
+
+@contextmanager
+def calls_written_as(example: str) -> Iterator[None]:
+    """Set how the model writes a call, for the messages about malformed calls in the block.
+
+    Args:
+        example: A call of NAME with the argument KEY, as the model's response format has it. If it is "", the format
+            isn't known, and the messages show JSON.
+    """
+    if not example:
+        yield
+        return
+    before = _example.set(example)
+    try:
+        yield
+    finally:
+        _example.reset(before)
 
 
 def offered(owner: object) -> Mapping[str, AnyTool]:
@@ -91,8 +114,7 @@ def _bound(
     try:
         given = _load(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError) as error:
-        of = f" in the call to tool {name!r}" if name else " in the tool call"
-        return _malformed(f'invalid JSON{of}: {error}; write the call as {{"name": ..., "arguments": {{...}}}}')
+        return _malformed(f"{_unread(name, arguments, error)}; write each call like this:\n{_example.get()}")
     if made is None or not _is_allowed(made, name, allowed_tools):
         tools = [known for known, its in offered(owner).items() if _is_allowed(its, known, allowed_tools)]
         return _malformed(f"unknown tool {name!r}; the tools are: {', '.join(tools) or 'none'}")
@@ -100,6 +122,15 @@ def _bound(
         return made.bind(given)
     except WrongArguments as error:
         return _malformed(f"wrong arguments for tool {name!r}: {error}")
+
+
+def _unread(name: str, arguments: Any, error: Exception) -> str:
+    """Return why a call can't be read. A text that doesn't begin as JSON may be in a format without JSON."""
+    if name:
+        return f"invalid JSON in the call to tool {name!r}: {error}"
+    if arguments.lstrip().startswith(("{", "[")):
+        return f"invalid JSON in the tool call: {error}"
+    return "the tool call cannot be read"
 
 
 def _is_allowed(made: AnyTool, name: str, allowed_tools: Collection[str] | None) -> bool:

@@ -20,6 +20,7 @@ from gymnasium.utils.env_checker import check_env as check_gymnasium_env
 import agentgym as ag
 from agentgym.bridges import gymnasium as bridge
 from agentgym.bridges.gymnasium import CHARSET, ExportedEnv, GymnasiumTask, GymnasiumToolEnv, register_gymnasium
+from agentgym.chat.formats import HERMES
 from agentgym.engines.scripted import Reply, Scripted, call, say
 from agentgym.errors import EnvError
 from agentgym.errors.extras import install_line
@@ -333,9 +334,10 @@ def test_several_calls_including_a_malformed_one_are_answered_in_one_turn(sandbo
     with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         env.reset()
         observation = env.step(f"Let me see. {calling('get(31)')}\n{MALFORMED}\n{calling('get(52)')}")[0]
-    first, second, third = observation.split("\n")
-    assert (first, third) == ("tool: 'see 52'", "tool: 'value 17'")
-    assert second.startswith("tool: error: invalid JSON in the tool call")
+    first, second, *written, last = observation.split("\n")
+    assert (first, last) == ("tool: 'see 52'", "tool: 'value 17'")
+    assert second.startswith("tool: error: the tool call cannot be read")
+    assert "\n".join(written) == HERMES.example
 
 
 @pytest.mark.usefixtures("no_leaks", "unregistered")

@@ -7,6 +7,7 @@ from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.types.messages import Message
 from tests.support.family_tokenizers import family_tokenizer
 
+END = "<|end of turn|>"
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -30,7 +31,7 @@ def template_of(form: str, opening: str = "assistant: ") -> str:
 
 def tokenizer_of(form: str, opening: str = "assistant: ") -> HuggingFaceTokenizer:
     """Return a tokenizer whose chat template has the marks of the response format."""
-    return family_tokenizer(template_of(form, opening), "<|end of turn|>")
+    return family_tokenizer(template_of(form, opening), END)
 
 
 def calls(message: Message) -> list[Any]:

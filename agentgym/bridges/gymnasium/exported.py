@@ -14,6 +14,7 @@ from agentgym.environments.env import Env, Split
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_tasks, split_tasks
 from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
+from agentgym.tools.calls import calls_written_as
 from agentgym.types.messages import Message, text_of
 from agentgym.types.task import Task
 
@@ -133,9 +134,10 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
             ResetNeeded: If it is called before the first reset or after the episode has ended.
         """
         worker, player = self._worker, self._player
-        if worker is None or player is None or player.env is None:
+        env = player.env if player else None
+        if worker is None or player is None or env is None:
             raise gymnasium.error.ResetNeeded(f"{self.cls.__name__}: call reset() before step()")
-        messages, earned, terminated, truncated, info = worker.run(lambda: player.step(HERMES.parse(action, ())))
+        messages, earned, terminated, truncated, info = worker.run(lambda: _step(player, env, action))
         return self._text(messages), earned, terminated, truncated, info
 
     def close(self) -> None:
@@ -158,3 +160,8 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
     def _text(self, messages: Sequence[Message]) -> str:
         said = (f"{message['role']}: {text_of(message['content'])}" for message in messages)
         return fitted("\n".join(said), self.max_length)
+
+
+async def _step(player: EpisodePlayer, env: Env[Any], action: str) -> Any:
+    with calls_written_as(HERMES.example):
+        return await player.step(HERMES.parse(action, env.tools))

@@ -71,7 +71,7 @@ HARMONY = ResponseFormat(
     name="harmony",
     marks=(_CHANNEL, _MESSAGE),
     example=f'{_CHANNEL}commentary to=functions.NAME <|constrain|>json{_MESSAGE}{{"KEY": "VALUE"}}<|call|>',
-    call_marks=((_CHANNEL, "<|call|>"),),
+    call_marks=((f"{_CHANNEL}commentary to=", "<|call|>"),),
     read=_read,
     reasoning=(),
 )

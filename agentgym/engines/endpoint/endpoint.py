@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from urllib.parse import urlsplit
 
+from agentgym.chat.formats import HERMES
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.config_fields import Above0, Count, Name, Names, NotNegative, Positive, config
 from agentgym.engines.endpoint.answers import completion_of, reasoning_field
@@ -178,6 +179,11 @@ class Endpoint:
     def sent_again(self) -> int:
         """Number of retries since the engine was opened."""
         return 0 if self._state.client is None else self._state.client.sent_again
+
+    @property
+    def call_example(self) -> str:
+        """A call as the model writes it in a text; "" if the API reads its calls."""
+        return HERMES.example if self.tools == "prompt" else ""
 
     async def generate_message(
         self,
