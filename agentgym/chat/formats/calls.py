@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agentgym.types.json_values import is_sound, whole_characters
@@ -130,25 +130,19 @@ def _cast(arguments: dict[str, Any], schema: object, *, text_values: bool) -> di
     return arguments
 
 
-def _kinds(schema: object, root: object) -> set[str]:
-    """Return the JSON types that a schema allows, also those behind references and in unions.
+def _parts(schema: object, root: object) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a schema: itself, and those behind references and in unions.
 
     Args:
         schema: The schema of a value.
         root: The schema that contains it, in which references are looked up.
     """
-    kinds, followed, pending = set[str](), set[str](), [schema]
+    followed, pending = set[str](), [schema]
     while pending:
         part = pending.pop()
         if not isinstance(part, dict):
             continue
-        declared = part.get("type")
-        kinds.update(kind for kind in (declared if isinstance(declared, list) else [declared]) if isinstance(kind, str))
-        if part.get("nullable") is True:
-            kinds.add("null")
-        members = part.get("enum") if "type" not in part else None
-        for value in [*(members if isinstance(members, list) else ()), *([part["const"]] if "const" in part else ())]:
-            kinds.add(_KIND.get(type(value), ""))
+        yield part
         reference = part.get("$ref")
         if isinstance(reference, str) and reference not in followed:
             followed.add(reference)
@@ -156,6 +150,24 @@ def _kinds(schema: object, root: object) -> set[str]:
         for union in ("anyOf", "oneOf", "allOf"):
             choices = part.get(union)
             pending += choices if isinstance(choices, list) else ()
+
+
+def _kinds(schema: object, root: object) -> set[str]:
+    """Return the JSON types that a schema allows.
+
+    Args:
+        schema: The schema of a value.
+        root: The schema that contains it, in which references are looked up.
+    """
+    kinds = set[str]()
+    for part in _parts(schema, root):
+        declared = part.get("type")
+        kinds.update(kind for kind in (declared if isinstance(declared, list) else [declared]) if isinstance(kind, str))
+        if part.get("nullable") is True:
+            kinds.add("null")
+        members = part.get("enum") if "type" not in part else None
+        for value in [*(members if isinstance(members, list) else ()), *([part["const"]] if "const" in part else ())]:
+            kinds.add(_KIND.get(type(value), ""))
     return kinds
 
 
@@ -195,6 +207,43 @@ def _as_kind(text: str, kinds: set[str]) -> Any:
         value = int(value)
     kind = _KIND[type(value)]
     return value if kind in kinds or (kind == "integer" and "number" in kinds) else text
+
+
+class Tags(NamedTuple):
+    """A value that was written as tags, each with its name and its own value."""
+
+    members: Sequence[tuple[str, "Tags | str"]]
+
+
+def cast_tags(value: Tags | str, schema: object, root: object) -> Any:
+    """Return a value that was written as text and nested tags. Texts are cast to the types in its schema.
+
+    Tags become an object, or a list if the schema asks for one, or if it says nothing and all are named `item`.
+
+    Args:
+        value: The value.
+        schema: The value's schema.
+        root: The schema that contains it, in which references are looked up.
+
+    Raises:
+        ValueError: If an object has a name twice.
+    """
+    kinds = _kinds(schema, root)
+    if isinstance(value, str):
+        if not value.strip() and "string" not in kinds and (empty := kinds & {"array", "object"}):
+            return [] if "array" in empty else {}
+        return _as_kind(value, kinds)
+    parts = list(_parts(schema, root))
+    names = [name for name, _ in value.members]
+    if "array" in kinds or ("object" not in kinds and {*names} == {"item"}):
+        items = next((part["items"] for part in parts if "items" in part), None)
+        return [cast_tags(member, items, root) for _, member in value.members]
+    if len({*names}) < len(names):
+        raise ValueError("an object has a name twice")
+    known: dict[str, Any] = {}
+    for part in parts:
+        known |= part["properties"] if isinstance(part.get("properties"), dict) else {}
+    return {name: cast_tags(member, known.get(name), root) for name, member in value.members}
 
 
 _WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}

@@ -28,6 +28,12 @@ GLM = """<tool_call>look
 <arg_value>a b</arg_value>
 </tool_call>"""
 JSON = '{"at": 3, "what": "a b"}'
+DSML = """<｜DSML｜BLOCK>
+<｜DSML｜invoke name="look">
+<｜DSML｜parameter name="at" string="false">3</｜DSML｜parameter>
+<｜DSML｜parameter name="what" string="true">a b</｜DSML｜parameter>
+</｜DSML｜invoke>
+</｜DSML｜BLOCK>"""
 FENCED = f"\n```json\n{JSON}\n```"
 WRITTEN = {
     "hermes": f'so\n<tool_call>\n{{"name": "look", "arguments": {JSON}}}\n</tool_call>',
@@ -38,6 +44,19 @@ WRITTEN = {
     "deepseek_v3": f"so{DSEEK.format(f'function<｜tool▁sep｜>look{FENCED}')}",
     "deepseek": f"so{DSEEK.format(f'look<｜tool▁sep｜>{JSON}')}",
     "glm": f"so\n{GLM}",
+    "minimax": 'so\n<minimax:tool_call>\n<invoke name="look">\n<parameter name="at">3</parameter>\n'
+    '<parameter name="what">a b</parameter>\n</invoke>\n</minimax:tool_call>',
+    "minimax_m3": 'so\n[<tool_call>[<invoke name="look">[<at>3[</at>[<what>a b[</what>[</invoke>[</tool_call>'.replace(
+        "[<", "]<]minimax[>[<"
+    ),
+    "dsml": f"so\n\n{DSML.replace('BLOCK', 'function_calls')}",
+    "dsml_v4": f"so\n\n{DSML.replace('BLOCK', 'tool_calls')}",
+    "kimi": "so<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
+    f"{JSON}<|tool_call_end|><|tool_calls_section_end|>",
+    "gemma": 'so<|tool_call>call:look{at:3,what:<|"|>a b<|"|>}<tool_call|>',
+    "lfm2": "so<|tool_call_start|>[look(at=3, what='a b')]<|tool_call_end|>",
+    "llama4": "so<|python_start|>[look(at=3, what='a b')]<|python_end|>",
+    "functools": f'so functools[{{"name": "look", "arguments": {JSON}}}]',
     "harmony": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
     f"<|channel|>commentary to=functions.look <|constrain|>json<|message|>{JSON}<|call|>",
 }
@@ -72,7 +91,7 @@ def test_plain_text_is_the_content(form: str) -> None:
     assert tokenizer(form).parse(text, TOOLS) == say("an answer")
 
 
-@pytest.mark.parametrize("form", [form for form in RESPONSE_FORMATS if form != "harmony"])
+@pytest.mark.parametrize("form", [form for form in RESPONSE_FORMATS if form not in ("harmony", "gemma")])
 def test_thinking_is_parsed_as_reasoning(form: str) -> None:
     read = tokenizer(form).parse("<think>\nhm\n</think>\n\nyes", TOOLS)
     assert read == say("yes") | {"reasoning_content": "hm"}
