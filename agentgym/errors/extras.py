@@ -33,6 +33,7 @@ EXTRAS = {
     "openenv": "openenv",
     "verifiers": "verifiers",
     "ray": "ray",
+    "reasoning_gym": "reasoning",
     "datasets": "trl",
     "matplotlib": "report",
     "starlette": "view",
