@@ -8,6 +8,7 @@ from agentgym.engines.endpoint.requests import api_messages
 from agentgym.types.json_values import writable
 from agentgym.types.messages import Message, ToolCall, first_image
 from agentgym.types.rollout import Segment
+from agentgym.types.tool_names import SentNames
 
 BRANCH = "branches, whose rewards are not those of their rollouts"
 NOT_TRAINED = "conversations without a turn to train on"
@@ -46,15 +47,16 @@ def openai_line(segment: Segment) -> dict[str, Any]:
     """Return a conversation up to its last turn in the chat format of OpenAI's fine-tuning.
 
     Assistant messages that aren't turns of this conversation get the weight 0. Reasoning is left out, because the
-    format has no field for it.
+    format has no field for it. Tools get names that OpenAI's API accepts.
     """
     messages, is_turn = _conversation(segment)
-    sent = api_messages(_with_ids(messages))
+    names = SentNames(segment.tools)
+    sent = api_messages(_with_ids(messages), names=names)
     said = [message for message in sent if message["role"] == "assistant"]
     for message, own in zip(said, is_turn, strict=True):
         if not own:
             message["weight"] = 0
-    return writable({"messages": sent} | ({"tools": list(segment.tools)} if segment.tools else {}))  # type: ignore[no-any-return]
+    return writable({"messages": sent} | ({"tools": names.tools(segment.tools)} if segment.tools else {}))  # type: ignore[no-any-return]
 
 
 def _conversation(segment: Segment) -> tuple[list[Message], list[bool]]:

@@ -11,6 +11,7 @@ from agentgym.tools.argument_models import arguments_of
 from agentgym.tools.argument_schemas import checked, validator_of
 from agentgym.tools.declarations import check_offered
 from agentgym.tools.tool import TIMEOUT_S, Tool, WrongArguments, bound_arguments, check_settings, schema_of
+from agentgym.types.tool_names import check_tool_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class DynamicTool:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"name: must be a non-empty string, got {self.name!r}")
-        where = f"tool {self.name!r}"
+        where = f"tool {self.name!r:.200}"
+        check_tool_name(self.name, where, "for example {}")
         if not isinstance(self.description, str):
             raise ValueError(f"{where}: description: must be text, got {self.description!r:.80}")
         if not callable(self.call):

@@ -20,6 +20,7 @@ from agentgym.tools.dynamic import DynamicTool, check_names
 from agentgym.tools.hard_patterns import without_hard_patterns
 from agentgym.tools.tool import TIMEOUT_S, check_settings
 from agentgym.types.messages import IMAGE_TYPES, Image
+from agentgym.types.tool_names import TOOL
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,11 @@ class MCP:
             raise EnvError(
                 f"names: {unknown[0]!r} is not a tool of {self.name}; its tools are {', '.join(names) or 'none'}"
             )
-        return [self._tool(tool) for tool in listed if self.names is None or tool.name in self.names]
+        chosen = [tool for tool in listed if self.names is None or tool.name in self.names]
+        renamed = TOOL.renamed(f"{self.prefix}{tool.name}" for tool in chosen)
+        for before, after in renamed.items():
+            _say_renamed(self.name, before, after)
+        return [self._tool(tool, renamed) for tool in chosen]
 
     async def close(self) -> None:
         """End the session, if there is one.
@@ -128,15 +133,21 @@ class MCP:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _tool(self, tool: Any) -> DynamicTool:
-        """Return a tool of the server; schema parts that take too long to check are checked only by the server."""
+    def _tool(self, tool: Any, renamed: Mapping[str, str]) -> DynamicTool:
+        """Return a tool of the server; schema parts that take too long to check are checked only by the server.
+
+        Args:
+            tool: The tool as the server describes it.
+            renamed: The names that tools can't have, with those that they get instead.
+        """
         relaxed, check = without_hard_patterns(tool.input_schema), None
         for field in relaxed.fields:
             _say_unchecked(self.name, tool.name, field, all_of_it=relaxed.allows_all)
         if relaxed.fields:
             check = partial(checked, validator_of(json.dumps(relaxed.schema), f"tool {tool.name!r}"))
+        name = f"{self.prefix}{tool.name}"
         return DynamicTool(
-            f"{self.prefix}{tool.name}",
+            renamed.get(name, name),
             tool.description or "",
             tool.input_schema,
             partial(self._called, tool.name),
@@ -182,6 +193,11 @@ def _say_unchecked(server: str, tool: str, field: str, *, all_of_it: bool) -> No
         field,
         "the schema also uses not, oneOf, if or contains, so the arguments are" if all_of_it else "it is",
     )
+
+
+@cache
+def _say_renamed(server: str, before: str, after: str) -> None:
+    log.warning("the MCP server %s: no tool may be called %r, so the model reads the name %r", server, before, after)
 
 
 def _check_place(

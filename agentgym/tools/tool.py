@@ -14,6 +14,7 @@ from agentgym.errors import EnvError
 from agentgym.tools.argument_models import arguments_of, check_types
 from agentgym.tools.declarations import check_target, check_tool, marked
 from agentgym.types.messages import Image
+from agentgym.types.tool_names import check_tool_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 TIMEOUT_S = 30.0
@@ -166,6 +167,7 @@ def declared(owner: type) -> Iterator[tuple[str, str, _Mark]]:
         if name in names:
             raise ValueError(f"{where}: two methods have this name, {names[name]!r} and {attribute!r}; rename one")
         names[name] = attribute
+        check_tool_name(name, where, "write `@ag.tool(name={})`")
         check_tool(getattr(owner, attribute), where)
         yield attribute, name, mark
 

@@ -34,6 +34,18 @@ def note(text: str) -> str:
     return " ".join(noted)
 
 
+@server.tool(name="count.all/notes")
+def count() -> int:
+    """Count the notes."""
+    return len(noted)
+
+
+@server.tool(name="read first note")
+def first() -> str:
+    """Read the first note."""
+    return noted[0]
+
+
 @server.tool()
 def fail(why: str) -> str:
     """Fail."""

@@ -1,6 +1,7 @@
 """Tools of real MCP servers, over stdin and stdout and over HTTP: listed, called, lost, and closed at the end."""
 
 import asyncio
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -111,6 +112,16 @@ async def test_a_servers_tools_are_called_in_the_rollouts_session(
     assert last[-1].tool_failures == {"wait": 1}
 
 
+async def test_a_servers_tools_have_their_own_names_or_names_that_a_tool_may_have(
+    no_leaks: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = calls(("note", {"text": "x"}), ("count.all/notes", {}), ("read_first_note", {}))
+    with caplog.at_level(logging.WARNING, "agentgym"):
+        rollout = await played(desk(), script)
+    assert told(rollout) == ["x", "1", "x"]
+    assert "no tool may be called 'read first note', so the model reads the name 'read_first_note'" in caplog.text
+
+
 async def test_images_in_results_are_shown_to_a_vision_model(no_leaks: None) -> None:
     seeing = Seeing(Scripted([calls(("photo", {}), ("picture", {}), ("note", {"text": "x"})), say("done")]))
     rollout = await ag.rollout(desk(), TASK, seeing)
@@ -176,7 +187,9 @@ async def test_a_server_that_dies_fails_the_call_then_the_rollout_and_is_then_re
     assert list(tools) == ["add", "note", "die"]
     assert (tools["add"].description, tools["add"].parallel) == ("Add two numbers.", True)
     server.names = ["subtract"]
-    with pytest.raises(EnvError, match=r"names: 'subtract' is not a tool of .* its tools are add, note, fail"):
+    with pytest.raises(
+        EnvError, match=r"names: 'subtract' is not a tool of .* its tools are add, note, count.all/notes,"
+    ):
         await server.open()
     await server.close()
     with pytest.raises(EnvError, match=r"mcp_script\.py has been closed"):

@@ -20,6 +20,7 @@ from agentgym.errors import EngineError
 from agentgym.types.completion import FinishReason
 from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
+from agentgym.types.tool_names import SentNames
 
 log = logging.getLogger(__name__)
 
@@ -157,12 +158,13 @@ def reasoning_field(answer: Answer) -> str | None:
     return "content" if parts_read(read.content).reasoning else None
 
 
-def completion_of(answer: Answer, *, in_prompt: bool) -> MessageCompletion:
+def completion_of(answer: Answer, *, in_prompt: bool, names: SentNames) -> MessageCompletion:
     """Convert the first choice of a response to a MessageCompletion. The caller must set its cost, which is 0.
 
     Args:
         answer: The response.
         in_prompt: Whether the tools were described in the prompt, so that tool calls must be parsed from the text.
+        names: The names under which the API got the tools.
 
     Raises:
         EngineError: If the endpoint filtered or aborted the reply.
@@ -171,7 +173,7 @@ def completion_of(answer: Answer, *, in_prompt: bool) -> MessageCompletion:
     if choice.finish_reason in _REFUSED:
         raise EngineError(f"the endpoint stopped the reply with finish_reason {choice.finish_reason!r}")
     parts = parts_read(choice.message.content)
-    message = _message_of(choice.message, parts, in_prompt=in_prompt)
+    message = _message_of(choice.message, parts, names, in_prompt=in_prompt)
     if _is_no_call(choice) and "tool_calls" not in message:
         message["tool_calls"] = [raw_call(message["content"])]
     reason: FinishReason = "length" if choice.finish_reason in _LENGTH else "stop"
@@ -190,7 +192,7 @@ def _say_unread(kind: str) -> None:
     )
 
 
-def _message_of(read: _Message, parts: Parts, *, in_prompt: bool) -> Message:
+def _message_of(read: _Message, parts: Parts, names: SentNames, *, in_prompt: bool) -> Message:
     content = parts.text or read.refusal or ""
     reasoning = read.reasoning_content or read.reasoning or parts.reasoning
     extra = read.extra | ({"content": read.content} if parts.reasoning else {})
@@ -200,7 +202,7 @@ def _message_of(read: _Message, parts: Parts, *, in_prompt: bool) -> Message:
     if in_prompt and not calls:
         message = HERMES.parse(content, ())
     else:
-        message = message_of(content, {"content": content, "tool_calls": [_read_call(call) for call in calls]})
+        message = message_of(content, {"content": content, "tool_calls": [_read_call(call, names) for call in calls]})
         for made, call in zip(message.get("tool_calls", ()), calls, strict=True):
             if beside := call.extra | ({"function": call.function.extra} if call.function.extra else {}):
                 made["extra"] = beside
@@ -211,8 +213,8 @@ def _message_of(read: _Message, parts: Parts, *, in_prompt: bool) -> Message:
     return message
 
 
-def _read_call(call: _Call) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+def _read_call(call: _Call, names: SentNames) -> dict[str, Any]:
+    function = {"name": names.own(call.function.name), "arguments": _arguments(call.function.arguments)}
     return {"id": call.id and whole_characters(call.id), "function": function}
 
 

@@ -19,6 +19,7 @@ from agentgym.errors.extras import needs_extra
 from agentgym.types.arrays import Floats
 from agentgym.types.completion import Completion, Sampling
 from agentgym.types.messages import Message
+from agentgym.types.tool_names import SentNames
 from agentgym.types.weights import Adapter
 
 if TYPE_CHECKING:
@@ -215,11 +216,13 @@ class Endpoint:
         client = self._state.client
         if client is None:
             raise EngineError("the endpoint is not open: use it inside `async with`")
-        request = self._request(messages, tools, sampling_fields(sampling, max_tokens=max_tokens, seed=seed))
+        names = SentNames(tools)
+        sampled = sampling_fields(sampling, max_tokens=max_tokens, seed=seed)
+        request = self._request(messages, tools, names, sampled)
         answer, retries = await client.ask(request)
         self._state.reasoning_field = reasoning_field(answer) or self._state.reasoning_field
         try:
-            made = completion_of(answer, in_prompt=self.tools == "prompt" and bool(tools))
+            made = completion_of(answer, in_prompt=self.tools == "prompt" and bool(tools), names=names)
         except EngineError as error:
             error.sent_again = retries
             raise
@@ -228,15 +231,19 @@ class Endpoint:
         return replace(made, usage=usage)
 
     def _request(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], sampled: Mapping[str, Any]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        names: SentNames,
+        sampled: Mapping[str, Any],
     ) -> dict[str, Any]:
         request: dict[str, Any] = {"model": self.model or self._state.model}
         if self.tools == "prompt":
             request["messages"] = prompt_messages(messages, tools)
         else:
             field = self._state.reasoning_field if self.send_reasoning else None
-            request["messages"] = api_messages(messages, reasoning=field, leave_out=self.leave_out)
-            request |= {"tools": list(tools)} if tools else {}
+            request["messages"] = api_messages(messages, names=names, reasoning=field, leave_out=self.leave_out)
+            request |= {"tools": names.tools(tools)} if tools else {}
         request |= {name: value for name, value in sampled.items() if name not in self.leave_out}
         return request | dict(self.extra_body)
 

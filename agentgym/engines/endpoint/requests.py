@@ -8,10 +8,15 @@ from agentgym.chat.tools_in_prompt import calls_as_text, results_as_text, with_t
 from agentgym.types.completion import Sampling
 from agentgym.types.json_values import whole_characters, writable
 from agentgym.types.messages import Message, ToolCall, is_image, joined, parts_of
+from agentgym.types.tool_names import SentNames
 
 
 def api_messages(
-    messages: Sequence[Message], *, reasoning: str | None = None, leave_out: Collection[str] = ()
+    messages: Sequence[Message],
+    *,
+    names: SentNames,
+    reasoning: str | None = None,
+    leave_out: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Convert messages to the format of an API with tools, which requires exactly one result after each call.
 
@@ -25,6 +30,7 @@ def api_messages(
 
     Args:
         messages: The conversation.
+        names: The names under which the API gets the tools.
         reasoning: The field for the reasoning of earlier turns, which each of them then has, even if it is empty;
             "content" for the parts of the content as the endpoint sent them. None leaves the reasoning out.
         leave_out: Fields that the endpoint sent with a message or a call, but that are not sent back.
@@ -49,7 +55,7 @@ def api_messages(
             made.append({"role": "user", "content": seen})
         seen = []
         if role == "assistant":
-            sent |= _turn_fields(message, reasoning, leave_out)
+            sent |= _turn_fields(message, names, reasoning, leave_out)
             open_calls = [call["id"] for call in sent.get("tool_calls", ())]
         made.append(sent)
     made += _without_result(open_calls)
@@ -76,7 +82,9 @@ def _without_result(calls: Sequence[str]) -> list[dict[str, Any]]:
     return [{"role": "tool", "content": "[no result]", "tool_call_id": call} for call in calls]
 
 
-def _turn_fields(message: Message, reasoning: str | None, leave_out: Collection[str]) -> dict[str, Any]:
+def _turn_fields(
+    message: Message, names: SentNames, reasoning: str | None, leave_out: Collection[str]
+) -> dict[str, Any]:
     """Return the fields of an assistant message beside its role and content, and its content if that has reasoning."""
     fields = _sent_back(message, leave_out)
     parts = fields.pop("content", None)
@@ -85,7 +93,7 @@ def _turn_fields(message: Message, reasoning: str | None, leave_out: Collection[
     elif reasoning:
         fields[reasoning] = whole_characters(message.get("reasoning_content", ""))
     calls = message.get("tool_calls", ())
-    if sent := [_api_call(call, leave_out) for call in calls if not _is_unread(call)]:
+    if sent := [_api_call(call, names, leave_out) for call in calls if not _is_unread(call)]:
         fields["tool_calls"] = sent
     elif calls and not message["content"]:
         fields["content"] = "[a call that could not be read]"
@@ -100,13 +108,13 @@ def _is_unread(call: ToolCall) -> bool:
     return not call["function"]["name"] and isinstance(call["function"]["arguments"], str)
 
 
-def _api_call(call: ToolCall, leave_out: Collection[str]) -> dict[str, Any]:
+def _api_call(call: ToolCall, names: SentNames, leave_out: Collection[str]) -> dict[str, Any]:
     made = call["function"]["arguments"]
     # Some servers reject arguments that aren't JSON, so the model's text is sent as an argument.
     arguments = json.dumps(made if isinstance(made, dict) else {"raw": made}, ensure_ascii=False)
     extra = _sent_back(call, leave_out)
     function = {
-        "name": call["function"]["name"] or "unknown",
+        "name": names.sent(call["function"]["name"] or "unknown"),
         "arguments": _whole(arguments),
         **extra.pop("function", {}),
     }

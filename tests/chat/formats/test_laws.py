@@ -32,6 +32,12 @@ def test_the_example_of_a_format_is_a_call_in_it(form: ResponseFormat) -> None:
 
 
 @FORMATS
+def test_a_tool_may_have_any_name_that_mcp_allows(form: ResponseFormat) -> None:
+    text = form.example.replace("NAME", "fs.read/file-2_a")
+    assert calls(form.parse(text, TOOLS)) == [EXAMPLE[0] | {"name": "fs.read/file-2_a"}]
+
+
+@FORMATS
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_text_makes_a_format_raise(form: ResponseFormat, data: st.DataObject) -> None:

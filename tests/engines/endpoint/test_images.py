@@ -15,6 +15,7 @@ from agentgym.evals.rescore import rescore
 from agentgym.exports.atif_reader import read_atif
 from agentgym.store.reader import RolloutStore
 from agentgym.types.messages import Message
+from agentgym.types.tool_names import SentNames
 from tests.engines.endpoint.chat_server import Answers, ChatServer, Request, Sent, called, chat_server, said
 from tests.store.test_store import same
 from tests.types.messages.pictures import GIF, PART, PNG, SHOWN, text_part
@@ -109,17 +110,17 @@ def test_images_of_several_results_follow_all_results_and_precede_the_next_messa
     named = [text_part(f"image {number} of the tools' results:") for number in (1, 2, 3)]
     seen = [named[0], PART, named[1], PART, named[2], GIF_PART]
     end = [{"role": "user", "content": seen}]
-    *_, first, second, behind = api_messages([called_at("a", "b"), *both])
+    *_, first, second, behind = api_messages([called_at("a", "b"), *both], names=SentNames(()))
     assert [first["content"], second["content"]] == [*told, "[image 3, in the next message]"]
     assert [behind] == end
-    on = api_messages([called_at("a", "b"), *both, Message(role="user", content="On.")])
+    on = api_messages([called_at("a", "b"), *both, Message(role="user", content="On.")], names=SentNames(()))
     assert on[3:] == [{"role": "user", "content": [*seen, text_part("On.")]}]
-    on = api_messages([called_at("a", "b"), *both, called_at("c")])
+    on = api_messages([called_at("a", "b"), *both, called_at("c")], names=SentNames(()))
     assert [message["role"] for message in on] == ["assistant", "tool", "tool", "user", "assistant", "tool"]
-    left = api_messages([called_at("a", "b"), both[0]])
+    left = api_messages([called_at("a", "b"), both[0]], names=SentNames(()))
     assert [message["content"] for message in left[1:3]] == [*told, "[no result]"]
     assert left[3]["content"] == seen[:4]
-    alone = api_messages([result("z", [PART])])
+    alone = api_messages([result("z", [PART])], names=SentNames(()))
     assert alone == [{"role": "user", "content": [PART]}]
 
 

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from agentgym.engines.scripted import Scripted, say
 from agentgym.evals.report import score_lines
 from agentgym.exports.conversations import openai_line, sft_line
 from agentgym.store.reader import RolloutStore
+from agentgym.tools import DynamicTool
 from tests.engines.endpoint.chat_server import Answers, ChatServer, Request, Sent, called, chat_server, said
 
 pytest.importorskip("openai", reason="needs the extra agentgym-kit[endpoint]")
@@ -299,3 +302,57 @@ async def test_a_judge_that_thinks_in_its_text_is_read_behind_the_thought() -> N
         for _ in answers:
             rollout = await ag.rollout(Asks, TASK, Scripted([say("x")]), models={"judge": judge})
             assert rollout.reward == 3.0
+
+
+class Files(ag.ToolEnv[ag.Task]):
+    """An env with tools whose names an API refuses, and one that it takes."""
+
+    limits = ag.Limits(turns=6)
+
+    async def extra_tools(self) -> list[DynamicTool]:
+        names = ["fs.read/file", "fs/read.file", "fs_read_file"]
+        return [
+            DynamicTool(name, "Read.", {"type": "object", "properties": {}}, partial(_named, name)) for name in names
+        ]
+
+    @ag.reward
+    def none(self) -> float:
+        return 0.0
+
+
+async def _named(name: str) -> str:
+    return f"this is {name}"
+
+
+async def test_tools_with_names_that_the_api_refuses_are_called_under_others() -> None:
+    def answers(request: Request, number: int) -> Sent:
+        offered = [tool["function"]["name"] for tool in request["tools"]]
+        used = [call["function"]["name"] for message in request["messages"] for call in message.get("tool_calls", ())]
+        if not all(re.fullmatch("[a-zA-Z0-9_-]{1,64}", name) for name in offered + used):
+            return Sent("Invalid 'tools[0].function.name'", 400)
+        return called([*offered, "no such tool!", "x"][number], "{}", f"call_{number}") if number < 4 else said("done")
+
+    async with chat_server(answers) as server, endpoint(server) as engine:
+        rollout = await ag.rollout(Files, TASK, engine)
+    assert rollout.error is None
+    told = [message["content"] for turn in rollout.segments[0].turns for message in turn.env_messages]
+    assert told[:3] == ["this is fs.read/file", "this is fs/read.file", "this is fs_read_file"]
+    assert "unknown tool 'no such tool!'" in told[3]
+    (segment,) = rollout.segments
+    assert [tool["function"]["name"] for tool in segment.tools] == ["fs.read/file", "fs/read.file", "fs_read_file"]
+    line = openai_line(segment)
+    offered = [tool["function"]["name"] for tool in line["tools"]]
+    assert offered == ["fs_read_file_2", "fs_read_file_3", "fs_read_file"]
+    assert [call["function"]["name"] for message in line["messages"] for call in message.get("tool_calls", ())] == [
+        *offered,
+        "no_such_tool_",
+    ]
+
+
+async def test_tools_in_the_prompt_keep_their_names() -> None:
+    def answers(request: Request, number: int) -> Sent:
+        return said("done" if number else '<tool_call>{"name": "fs.read/file", "arguments": {}}</tool_call>')
+
+    async with chat_server(answers) as server, endpoint(server, tools="prompt") as engine:
+        rollout = await ag.rollout(Files, TASK, engine)
+    assert rollout.segments[0].turns[0].env_messages[0]["content"] == "this is fs.read/file"
