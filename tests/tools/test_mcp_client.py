@@ -117,7 +117,7 @@ async def test_a_servers_tools_have_their_own_names_or_names_that_a_tool_may_hav
 ) -> None:
     script = calls(("note", {"text": "x"}), ("count.all/notes", {}), ("read_first_note", {}))
     with caplog.at_level(logging.WARNING, "agentgym"):
-        rollout = await played(desk(), script)
+        rollout = await played(desk(command=[*COMMAND, "named"]), script)  # warned about once per server, so it is new
     assert told(rollout) == ["x", "1", "x"]
     assert "no tool may be called 'read first note', so the model reads the name 'read_first_note'" in caplog.text
 

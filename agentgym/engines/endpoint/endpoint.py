@@ -238,10 +238,10 @@ class Endpoint:
         sampled: Mapping[str, Any],
     ) -> dict[str, Any]:
         request: dict[str, Any] = {"model": self.model or self._state.model}
+        field = self._state.reasoning_field if self.send_reasoning else None
         if self.tools == "prompt":
-            request["messages"] = prompt_messages(messages, tools)
+            request["messages"] = prompt_messages(messages, tools, reasoning=field, leave_out=self.leave_out)
         else:
-            field = self._state.reasoning_field if self.send_reasoning else None
             request["messages"] = api_messages(messages, names=names, reasoning=field, leave_out=self.leave_out)
             request |= {"tools": names.tools(tools)} if tools else {}
         request |= {name: value for name, value in sampled.items() if name not in self.leave_out}

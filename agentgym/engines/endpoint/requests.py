@@ -85,18 +85,24 @@ def _without_result(calls: Sequence[str]) -> list[dict[str, Any]]:
 def _turn_fields(
     message: Message, names: SentNames, reasoning: str | None, leave_out: Collection[str]
 ) -> dict[str, Any]:
-    """Return the fields of an assistant message beside its role and content, and its content if that has reasoning."""
+    """Return the fields of an assistant message beside its role and content, and a content that is sent otherwise."""
+    fields = _kept_fields(message, reasoning, leave_out)
+    calls = message.get("tool_calls", ())
+    if sent := [_api_call(call, names, leave_out) for call in calls if not _is_unread(call)]:
+        fields["tool_calls"] = sent
+    elif calls and not message["content"]:
+        fields["content"] = "[a call that could not be read]"
+    return fields
+
+
+def _kept_fields(message: Message, reasoning: str | None, leave_out: Collection[str]) -> dict[str, Any]:
+    """Return what came with an assistant message and goes back: its reasoning, and the endpoint's own fields."""
     fields = _sent_back(message, leave_out)
     parts = fields.pop("content", None)
     if reasoning == "content":
         fields |= {"content": parts} if parts else {}
     elif reasoning:
         fields[reasoning] = whole_characters(message.get("reasoning_content", ""))
-    calls = message.get("tool_calls", ())
-    if sent := [_api_call(call, names, leave_out) for call in calls if not _is_unread(call)]:
-        fields["tool_calls"] = sent
-    elif calls and not message["content"]:
-        fields["content"] = "[a call that could not be read]"
     return fields
 
 
@@ -121,13 +127,28 @@ def _api_call(call: ToolCall, names: SentNames, leave_out: Collection[str]) -> d
     return {"id": call.get("id", ""), "type": "function", "function": function, **extra}
 
 
-def prompt_messages(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def prompt_messages(
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    *,
+    reasoning: str | None = None,
+    leave_out: Collection[str] = (),
+) -> list[dict[str, Any]]:
     """Convert messages to the format of an API without tools.
 
     The tools are listed in the system message. Calls and results are written as text in the Hermes form.
+
+    Args:
+        messages: The conversation.
+        tools: The schemas of the tools.
+        reasoning: The field for the reasoning of earlier turns, as for `api_messages`.
+        leave_out: Fields that the endpoint sent with a message, but that are not sent back.
     """
-    made = with_tools(results_as_text([calls_as_text(message) for message in messages]), tools)
-    return [{"role": message["role"], "content": _whole(message["content"])} for message in made]
+    made: list[dict[str, Any]] = []
+    for message in with_tools(results_as_text([calls_as_text(message) for message in messages]), tools):
+        kept = _kept_fields(message, reasoning, leave_out) if message["role"] == "assistant" else {}
+        made.append({"role": message["role"], "content": _whole(message["content"]), **kept})
+    return made
 
 
 def sampling_fields(sampling: Sampling, *, max_tokens: int, seed: int) -> dict[str, Any]:

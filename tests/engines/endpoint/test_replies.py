@@ -241,6 +241,20 @@ async def test_a_refusal_that_names_the_reasoning_says_which_setting_sends_it(
     assert ("set send_reasoning to True if" in str(rollout.error)) is hinted
 
 
+@pytest.mark.parametrize("send_reasoning", [True, False])
+async def test_with_tools_in_the_prompt_reasoning_and_unknown_fields_go_back_too(send_reasoning: bool) -> None:
+    def answers(request: Request, number: int) -> Sent:
+        text = '<tool_call>{"name": "price", "arguments": {}}</tool_call>'
+        return said("3") if number else said(text, reasoning_content="hm", reasoning_details=["x"], audit=1)
+
+    _, server = await play(answers, tools="prompt", send_reasoning=send_reasoning, leave_out=("audit",))
+    turn = server.requests[1]["messages"][-2]
+    assert turn.get("reasoning_content") == ("hm" if send_reasoning else None)
+    assert turn["content"] == '<tool_call>\n{"name": "price", "arguments": {}}\n</tool_call>'
+    assert turn["reasoning_details"] == ["x"]
+    assert "audit" not in turn
+
+
 EMPTY = {"prompt_tokens": 10, "completion_tokens": 0}
 
 
