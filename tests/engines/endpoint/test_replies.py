@@ -299,7 +299,7 @@ async def test_a_call_that_the_endpoint_could_not_read_is_malformed_and_told_to_
     _, turn, told = server.requests[1]["messages"]
     assert turn == {"role": "assistant", "content": content or "[a call that could not be read]"}
     assert told["role"] == "user"
-    assert told["content"].startswith("error: invalid JSON in the tool call")
+    assert told["content"].startswith("error: the tool call cannot be read")
 
 
 async def test_a_judge_that_thinks_in_its_text_is_read_behind_the_thought() -> None:
