@@ -25,7 +25,8 @@ def split_reasoning(
     Args:
         text: The text of an assistant turn.
         inside: Whether the text begins inside the reasoning, because the turn's opening leaves a mark open. If None,
-            it does if it has a closing mark without an opening one before it, also after a complete call.
+            it does if it has a closing mark without an opening one before it, unless the mark may be in a call: after
+            a call's beginning, and before the end of a call.
         marks: The marks around reasoning: pairs of an opening and a closing mark.
         calls: The marks around a call: pairs of an opening and a closing mark. If the closing mark is "", a call goes
             on to the end of the text.
@@ -58,9 +59,11 @@ def split_reasoning(
             unopened = False
         elif mark in closed:
             rest.append(text[start : found.start()])
-            start, thinking, until = found.end(), True, frozenset([closed[mark]])
-        elif mark in ends and unopened and not thoughts:
-            thoughts, rest, start, calling = [text[: found.start()]], [], found.end(), False
+            start, thinking, unopened, until = found.end(), True, False, frozenset([closed[mark]])
+        elif mark in ends and unopened:
+            unopened = False
+            if not (calling and _is_before_end_of_call(text, found.end(), calls)):
+                thoughts, rest, start, calling = [text[: found.start()]], [], found.end(), False
     (thoughts if thinking else rest).append(text[start:])
     if not thoughts:
         return "", text
@@ -71,6 +74,15 @@ def split_reasoning(
 
 def _without(thought: str, marks: Iterable[str]) -> str:
     return next((thought.removeprefix(mark) for mark in marks if thought.startswith(mark)), thought)
+
+
+def _is_before_end_of_call(text: str, at: int, calls: Sequence[tuple[str, str]]) -> bool:
+    """Return whether a call ends at or after a place before another one begins."""
+    for opening, closing in calls:
+        end = text.find(closing, at) if closing else -1
+        if end >= 0 and opening not in text[at:end]:
+            return True
+    return False
 
 
 def begins_inside(opening: str, template: str, marks: Sequence[tuple[str, str]] = (THINK,)) -> bool | None:

@@ -10,6 +10,7 @@ from agentgym.chat.reasoning import begins_inside, split_reasoning
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 TAG = '<tool_call>\n{"name": "write", "arguments": {"text": "a <think> or </think>"}}\n</tool_call>'
+ENDS = '<tool_call>\n{"name": "write", "arguments": {"text": "a </tool_call></think> b"}}\n</tool_call>'
 MISTRAL = ("[THINK]", "[/THINK]")
 
 
@@ -33,7 +34,9 @@ MISTRAL = ("[THINK]", "[/THINK]")
         (f"<think>a</think>{TAG}", "a", TAG),
         (f"{CALL}<think>a</think>", "", f"{CALL}<think>a</think>"),
         (f"{CALL}<think>a", "", f"{CALL}<think>a"),
-        (f"a {CALL} b</think>4", f"a {CALL} b", "4"),
+        (f"a {CALL} b\n</think>4", f"a {CALL} b", "4"),
+        (f"a {CALL} b</think>{TAG}", f"a {CALL} b", TAG),
+        (ENDS, "", ENDS),
         (f"<think>a {CALL}", f"a {CALL}", ""),
         ("<tool_call><think>a</think>", "", "<tool_call><think>a</think>"),
     ],

@@ -53,5 +53,6 @@ LLAMA = ResponseFormat(
     marks=("<|start_header_id|>", "<|eot_id|>"),
     example='{"name": "NAME", "parameters": {"KEY": "VALUE"}}',
     call_marks=((_TAG, ""),),
+    call_starts=('{"name"', '{"type"', '{"parameters"'),
     read=_read,
 )

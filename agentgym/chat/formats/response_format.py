@@ -8,6 +8,7 @@ a text. Reasoning, malformed calls and texts that only look like a call are the 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from agentgym.chat.formats.calls import json_at, raw_call
@@ -71,8 +72,16 @@ class ResponseFormat:
     """Function that finds the calls in a text without reasoning. `calls.made_call` makes a call, and `raw_call` a
     malformed one.
     """
+    call_starts: tuple[str, ...] = ()
+    """Further texts with which a call may begin, but that other texts may contain as well. Marks of reasoning after one
+    of them are part of the call.
+    """
     reasoning: tuple[tuple[str, str], ...] = (THINK,)
     """The marks around reasoning. Empty if `read` finds the reasoning itself."""
+
+    @cached_property
+    def _beginnings(self) -> tuple[tuple[str, str], ...]:
+        return (*self.call_marks, *((start, "") for start in self.call_starts))
 
     def parse(self, text: str, tools: Tools, *, inside: bool | None = None) -> Message:
         """Parse a sampled text into an assistant message, without ever raising.
@@ -86,7 +95,7 @@ class ResponseFormat:
         """
         thought, rest = "", text
         if self.reasoning:
-            thought, rest = split_reasoning(text, inside=inside, marks=self.reasoning, calls=self.call_marks)
+            thought, rest = split_reasoning(text, inside=inside, marks=self.reasoning, calls=self._beginnings)
         try:
             content, calls, own_thought = self.read(rest, tools)
         except Exception:  # The model chose the text, and an agent may have chosen its tools' schemas.
