@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
+from agentgym.causal_lm.decoder import decoder_of
 from agentgym.causal_lm.model_defaults import ModelShape, context_tokens, micro_batch_tokens, threads
-from agentgym.train.policy.decoder import decoder_of
 from agentgym.train.policy.model import AdapterShape, PolicyModel, _adapted, _whole
 
 TOKENS = 64

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from agentgym.causal_lm.decoder import decoder_of
 from agentgym.engines.transformers.shared_prefix import Prefix
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
@@ -35,7 +36,7 @@ def dense(model: Any, context: int) -> "Dense | None":
     if context > _window(config):
         return None
     with torch.inference_mode():
-        return Dense(model.get_decoder(), context)
+        return Dense(decoder_of(model), context)
 
 
 def _window(config: Any) -> float:

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from agentgym.causal_lm.decoder import decoder_of
 from agentgym.causal_lm.logit_map import find_logit_map
 from agentgym.causal_lm.model_defaults import Device, ModelShape, context_tokens, threads
 from agentgym.engines.transformers.fast_decoder import dense
 from agentgym.engines.transformers.shared_prefix import Prefix, RowGroups
 from agentgym.engines.transformers.slot_attention import NAME, register
 from agentgym.errors.extras import needs_extra
+from agentgym.errors.tracebacks import describe
 from agentgym.hub import gpu_number, loading
 from agentgym.machine.resources import usable_memory, usable_processors
 from agentgym.types.arrays import Floats, Ints
@@ -192,23 +194,42 @@ class InferenceModel:
         """The dtype of the model's weights, such as float32."""
         config = model.config.get_text_config()
         _refuse(config, context)
+        if not (model.is_backend_compatible() or model._can_set_attn_implementation()):
+            raise ValueError(f"{config.model_type}: its attention can't be replaced; use another engine")
         register()
         model.set_attn_implementation(NAME)
         self.model = model.eval().requires_grad_(False)
         self.vocabulary = int(model.get_input_embeddings().num_embeddings)
         self.context = context
-        self._decoder = model.get_decoder()
+        self._decoder = decoder_of(model)
         self._head = model.get_output_embeddings()
         self._device: torch.device = model.device
         self._cache = SlotCache(config, slots, context, dtype=model.dtype, device=model.device)
         self._positions = torch.arange(context, device=model.device)
         self._logit_map = find_logit_map(model, self._decoder, self._checked_ids())
         self._dense = dense(model, context)
-        allowed = _ROUNDING.get(model.dtype, _ROUNDING_HALF)
-        if self._dense is not None and not self._mismatch() <= allowed:
-            self._dense = None
-        if not (off := self._mismatch()) <= allowed:
-            raise ValueError(_mismatch_error(model, self.dtype, off, allowed))
+        self._check()
+
+    def _check(self) -> None:
+        """Compare the engine's logits with the model's own, without the fast decoder if that one's differ.
+
+        Raises:
+            ValueError: If they differ, or if the engine can't compute the model.
+        """
+        name, allowed = self.model.config.model_type, _ROUNDING.get(self.model.dtype, _ROUNDING_HALF)
+        try:
+            if self._dense is not None and not self._mismatch() <= allowed:
+                self._dense = None
+            off = self._mismatch()
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # Models raise all kinds of errors for keys and values of another shape.
+            said = " ".join(describe(error).split())
+            raise ValueError(
+                f"{name}: the embedded engine can't compute it ({said:.200}); use another engine"
+            ) from error
+        if not off <= allowed:
+            raise ValueError(_mismatch_error(name, self.dtype, off, allowed))
 
     def reread(self) -> None:
         """Use the model's current weights from now on. Call this after they changed, because some may be copies."""
@@ -368,10 +389,10 @@ def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).abs().mean() / theirs.std().clamp(min=1e-12))
 
 
-def _mismatch_error(model: Any, dtype: str, off: float, allowed: float) -> str:
+def _mismatch_error(name: str, dtype: str, off: float, allowed: float) -> str:
     instead = "another engine" if dtype == "float32" else 'dtype="float32" (--engine.dtype float32) or another engine'
     return (
-        f"{type(model).__name__}: the embedded engine's logits in {dtype} are {off:.2g} standard deviations from the "
+        f"{name}: the embedded engine's logits in {dtype} are {off:.2g} standard deviations from the "
         f"model's own, and rounding explains at most {allowed:g}; use {instead}"
     )
 
@@ -391,16 +412,15 @@ def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:
 def _refuse(config: Any, context: int) -> None:
     """Raise ValueError if the engine's log-probabilities would differ from those of a plain forward pass."""
     name = config.model_type
+    if not hasattr(config, "num_attention_heads"):
+        raise ValueError(f"{name}: has no attention; use another engine")
     odd = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
     if odd:
         raise ValueError(f"{name}: has layers of {', '.join(odd)}; the embedded engine only supports attention")
     rope = getattr(config, "rope_parameters", None) or {}
-    for kind in ("dynamic", "longrope"):
-        if kind in (
-            rope.get("rope_type"),
-            *(part.get("rope_type") for part in rope.values() if isinstance(part, dict)),
-        ):
-            raise ValueError(f"{name}: {kind} rope makes scores depend on the batch's longest row; use another engine")
+    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    for kind in sorted(kinds & {"dynamic", "longrope"}):
+        raise ValueError(f"{name}: {kind} rope makes scores depend on the batch's longest row; use another engine")
     limit = getattr(config, "max_position_embeddings", context)
     if context > limit:
         raise ValueError(f"context_tokens: expected at most {limit} for {name}, got {context}")

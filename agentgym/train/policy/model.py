@@ -10,6 +10,7 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor, nn
 
+from agentgym.causal_lm.decoder import decoder_of
 from agentgym.causal_lm.logit_map import PLAIN, LogitMap
 from agentgym.hub import loading, refuse_missing
 from agentgym.seeds import seed_for
@@ -17,7 +18,7 @@ from agentgym.train.batching.layouts import Inputs, Layout
 from agentgym.train.fingerprint import base_fingerprint
 from agentgym.train.loss.logprobs import token_logprobs
 from agentgym.train.loss.token_loss import SampleUpstream, TokenLoss
-from agentgym.train.policy.decoder import compute_by_sequence, decoder_of, rope_kinds, wrap_decoder
+from agentgym.train.policy.decoder import compute_by_sequence, rope_kinds, wrap_decoder
 from agentgym.train.policy.opening import attend_in_rows, check_padded, logit_map_of
 from agentgym.train.policy.targets import ALL_LINEAR, Coverage, coverage, find_targets
 

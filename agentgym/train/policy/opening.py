@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentgym.causal_lm.decoder import decoder_of
 from agentgym.causal_lm.logit_map import LogitMap, find_logit_map
 from agentgym.errors.tracebacks import describe
 from agentgym.train.batching.batch import scored_sample
 from agentgym.train.batching.layouts import Inputs, Layout, lay_out
 from agentgym.train.policy.attention import NAME, register
-from agentgym.train.policy.decoder import compute_by_sequence, decoder_of, mixing_parts, whole_by_row, wrap_decoder
+from agentgym.train.policy.decoder import compute_by_sequence, mixing_parts, whole_by_row, wrap_decoder
 from agentgym.train.policy.row import Row
 from agentgym.types.arrays import Ints
 from agentgym.types.sample import Sample
