@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, Qwen3Config
 
-from agentgym.train.policy.decoder import decoder_of
+from agentgym.causal_lm.decoder import decoder_of
 from agentgym.train.policy.fsdp import checkpoint_layers
 from agentgym.train.policy.model import PolicyModel, empty_policy
 from agentgym.train.policy.targets import ALL_LINEAR

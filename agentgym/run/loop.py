@@ -43,7 +43,7 @@ from agentgym.run.metrics.watch import Watch
 from agentgym.run.metrics_logger import MetricsLogger
 from agentgym.run.open_collector import engine_counts, own_template
 from agentgym.run.parts import Parts
-from agentgym.run.preflight import warn_of_engine_limits
+from agentgym.run.preflight import check_data_types, warn_of_engine_limits
 from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
 from agentgym.run.summary import look_at_failed
@@ -106,6 +106,7 @@ async def run_loop(
         tokenizer = await asyncio.to_thread(own_template, run)
         collector = await stack.enter_async_context(parts.collector(env, trainer, log.note, tokenizer, engine))
         await asyncio.to_thread(record.follow_model, found_values(run, trainer, collector.engine))
+        check_data_types(trainer.dtype, getattr(collector.engine, "dtype", ""))
         if run.train.method == "full":
             weights_engine(collector.engine)
         for each in members_of(env) if first else ():

@@ -74,6 +74,38 @@ def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
         )
 
 
+def check_data_types(trained: str, sampled: str) -> None:
+    """Check that the engine computes the policy in the trainer's data type, so that both round it alike.
+
+    If only the engine rounds to 16 bits, a warning is logged: the trainer's log-probabilities are exact, and the gap
+    is that of the engine's rounding. If only the trainer does, the gap grows with the update.
+
+    Args:
+        trained: The data type that the trainer computes in, such as float32.
+        sampled: The data type of the engine's weights; "" if it is unknown.
+
+    Raises:
+        ValueError: If the trainer computes in 16 bits, and the engine in float32.
+    """
+    known = {"float32", "bfloat16", "float16"}
+    if trained == sampled or not {trained, sampled} <= known:
+        return
+    agree = (
+        f"set --train.dtype {sampled}, or --engine.dtype {trained} (for SGLang, "
+        f'--engine.arguments="--dtype {trained}"), so that both round alike'
+    )
+    if sampled == "float32":
+        raise ValueError(
+            f"train.dtype: the trainer computes in {trained} but the engine in float32, so their log-probabilities "
+            f"drift apart with each step; {agree}"
+        )
+    _LOG.warning(
+        "train.dtype: the trainer computes in %s and the engine in %s, which adds to the mismatch of their "
+        "log-probabilities; %s",
+        *(trained, sampled, agree),
+    )
+
+
 @contextmanager
 def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> Iterator[LockedFolder | None]:
     """Check all that needs no model, write the run's settings, and lock the run's folder until the `with` ends.

@@ -419,7 +419,7 @@ def _refuse(config: Any, context: int) -> None:
         raise ValueError(f"{name}: has layers of {', '.join(odd)}; the embedded engine only supports attention")
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
-    for kind in sorted(kinds & {"dynamic", "longrope"}):
+    for kind in {"dynamic", "longrope"} & kinds:
         raise ValueError(f"{name}: {kind} rope makes scores depend on the batch's longest row; use another engine")
     limit = getattr(config, "max_position_embeddings", context)
     if context > limit:

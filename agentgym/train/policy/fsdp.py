@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from agentgym.causal_lm.decoder import decoder_of
 from agentgym.train.config import TrainConfig
 from agentgym.train.distributed import Ranks
-from agentgym.train.policy.decoder import decoder_of
 from agentgym.train.policy.model import (
     AdapterShape,
     PolicyModel,

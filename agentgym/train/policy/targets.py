@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from agentgym.train.policy.decoder import decoder_of
+from agentgym.causal_lm.decoder import decoder_of
 
 ALL_LINEAR = "all-linear"
 """The target that means every linear layer in the decoder's layers with three exceptions: layers that route tokens to
