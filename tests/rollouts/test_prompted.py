@@ -217,3 +217,17 @@ def test_whatever_an_agent_sends_each_sampled_token_is_trained_once(plan: list[t
         check_exact(rollout.engine, [rollout.rollout()])
 
     asyncio.run(play())
+
+
+async def test_an_agent_that_drops_messages_gets_no_id_twice_in_one_conversation() -> None:
+    look = raw('<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>')
+    rollout = Played(Scripted([look] * 6))
+    said = [ask("go")]
+    for _ in range(3):
+        answer = await rollout.say(*said, tools=[LOOK])
+        said += [answer, Message(role="tool", content="57", tool_call_id=answer["tool_calls"][0]["id"])]
+    for kept in (2, 4, 6):
+        short = [ask(f"go on after {kept}"), *said[-kept:]]
+        short.append(await rollout.say(*short, tools=[LOOK]))
+        ids = [made["id"] for message in short for made in message.get("tool_calls", ())]
+        assert len(ids) == len({*ids}) == kept // 2 + 1

@@ -75,6 +75,11 @@ class _Choice(BaseModel):
     message: _Message
     finish_reason: str | None = None
 
+    @property
+    def end(self) -> str:
+        """The finish_reason in lower case, without the detail that some endpoints write after a colon."""
+        return (self.finish_reason or "").lower().partition(":")[0].strip()
+
 
 MOST_TOKENS = 1 << 24
 """Largest valid token count in a response. No request has as many tokens, so a larger count is invalid."""
@@ -135,7 +140,7 @@ def read_answer(body: bytes) -> Answer:
 def _is_empty(answer: Answer) -> bool:
     """Return whether the reply has nothing and took no token, although no limit, filter or malformed call ended it."""
     choice, usage = answer.choices[0], answer.usage
-    if usage is None or usage.completion_tokens or choice.finish_reason in _LENGTH | _REFUSED or _is_no_call(choice):
+    if usage is None or usage.completion_tokens or choice.end in _LENGTH | _REFUSED or _is_no_call(choice):
         return False
     read = choice.message
     return not any((read.content, read.refusal, read.reasoning_content, read.reasoning, read.tool_calls))
@@ -170,13 +175,13 @@ def completion_of(answer: Answer, *, in_prompt: bool, names: SentNames) -> Messa
         EngineError: If the endpoint filtered or aborted the reply.
     """
     choice = answer.choices[0]
-    if choice.finish_reason in _REFUSED:
+    if choice.end in _REFUSED:
         raise EngineError(f"the endpoint stopped the reply with finish_reason {choice.finish_reason!r}")
     parts = parts_read(choice.message.content)
     message = _message_of(choice.message, parts, names, in_prompt=in_prompt)
     if _is_no_call(choice) and "tool_calls" not in message:
         message["tool_calls"] = [raw_call(message["content"])]
-    reason: FinishReason = "length" if choice.finish_reason in _LENGTH else "stop"
+    reason: FinishReason = "length" if choice.end in _LENGTH else "stop"
     for kind in parts.unread:
         _say_unread(kind)
     usage = replace(_usage_of(answer.usage, message), unread_parts=len(parts.unread))

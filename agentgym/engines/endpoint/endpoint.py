@@ -183,8 +183,8 @@ class Endpoint:
 
     @property
     def call_example(self) -> str:
-        """A call as the model writes it in a text; "" if the API reads its calls."""
-        return HERMES.example if self.tools == "prompt" else ""
+        """A call as the model writes it, for the messages about malformed calls."""
+        return HERMES.example if self.tools == "prompt" else _API_CALL
 
     async def generate_message(
         self,
@@ -287,6 +287,8 @@ class Endpoint:
         _refuse("score")
 
 
+_API_CALL = 'a call of the function NAME, with {"KEY": "VALUE"} as its arguments'
+"""The example of a call if the API itself reads the calls: the model must not write them as text."""
 _NOT_IN_ANSWERS = frozenset(
     {"url", "model", "api_key_env", "concurrency", "timeout_s", "retries", "first_wait_s", "longest_wait_s"}
     | {"prompt_price", "cached_price", "completion_price"}

@@ -299,7 +299,23 @@ async def test_a_call_that_the_endpoint_could_not_read_is_malformed_and_told_to_
     _, turn, told = server.requests[1]["messages"]
     assert turn == {"role": "assistant", "content": content or "[a call that could not be read]"}
     assert told["role"] == "user"
-    assert told["content"].startswith("error: the tool call cannot be read")
+    assert told["content"] == (
+        "error: the tool call cannot be read; write each call like this:\n"
+        'a call of the function NAME, with {"KEY": "VALUE"} as its arguments'
+    )
+
+
+@pytest.mark.parametrize("reason", ["length", "max_tokens", "MAX_TOKENS", "model_length"])
+async def test_a_reply_that_a_limit_cut_off_ends_the_rollout_with_length(reason: str) -> None:
+    rollout, _ = await play(lambda request, number: said("3 or", reason=reason))
+    assert rollout.stop_reason == "length"
+
+
+@pytest.mark.parametrize("reason", ["content_filter", "SAFETY", "content_filter: RECITATION"])
+async def test_a_reply_that_was_filtered_fails_the_rollout_at_once(reason: str) -> None:
+    rollout, server = await play(lambda request, number: said("", reason=reason, usage=EMPTY))
+    assert f"the endpoint stopped the reply with finish_reason {reason!r}" in str(rollout.error)
+    assert len(server.requests) == 1
 
 
 async def test_a_judge_that_thinks_in_its_text_is_read_behind_the_thought() -> None:
