@@ -6,6 +6,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint con
 SGLANG ?= .venv-sglang
 PEERS ?= .venv-peers
 VERIFIERS ?= .venv-verifiers
+READERS ?= .venv-readers
 BENCH_PEERS ?= .venv-bench-peers
 # The quickstart's code is its own tiny model's: where no sandbox runs it may run unprotected, and says so.
 SANDBOX ?= $(shell $(PY) -m agentgym.sandboxes.choose --or-unsafe)
@@ -40,7 +41,7 @@ help:
 	@echo "make proofs       all slow tests, then the longest claims at their full size, chaos with each of SEEDS='0 7 11'"
 	@echo "make mutants      put small faults into the code, and show those that no test notices"
 	@echo "make test-sglang  the tests against a real SGLang server on the CPU, in a virtual environment of its own"
-	@echo "make test-peers   the bridges to packages that pin versions of their own, in virtual environments of theirs"
+	@echo "make test-peers   the bridges to packages that pin versions of their own, and the records of published readers, in virtual environments of theirs"
 	@echo "make bench-peers  other kits beside which the benchmarks play, in a virtual environment of theirs"
 	@echo "make benchmarks   run them, store what they find, and write docs/benchmarks.md and docs/benchmarks/ (ARGS='driver http'; all: about two hours)"
 	@echo "make clean        remove the virtual environment and all caches"
@@ -123,7 +124,7 @@ test-sglang: $(VENV)/dev sglang
 	AGENTGYM_SGLANG_VENV=$(abspath $(SGLANG)) $(PY) -m pytest -q -m 'sglang and not proof' $(PART) \
 		$(if $(strip $(ARGS)),$(ARGS),tests/engines/sglang/server tests/cluster tests/recipes)
 
-# Their packages bring trees of their own, which are kept out of the environment for development. There are two: beside
+# Their packages bring trees of their own, which are kept out of the environment for development. OpenEnv's is apart: beside
 # verifiers' mcp below 2 pip looks through fastmcp's versions for minutes before it finds one for OpenEnv.
 PEER_PIP := -m pip install --quiet --disable-pip-version-check --editable
 
@@ -137,11 +138,19 @@ $(VERIFIERS)/installed: pyproject.toml
 	$(VERIFIERS)/bin/python $(PEER_PIP) '.[verifiers,test]'
 	@touch $@
 
-peers: $(PEERS)/installed $(VERIFIERS)/installed
+# What publishes how model families write: tests/chat/families compares its records with them.
+$(READERS)/installed: pyproject.toml
+	$(PYTHON) -m venv $(READERS)
+	$(READERS)/bin/python $(PEER_PIP) '.[test]' \
+		httpx hypothesis regex transformers==5.23.0 renderers==0.1.12 mistral-common==1.13.1
+	@touch $@
+
+peers: $(PEERS)/installed $(VERIFIERS)/installed $(READERS)/installed
 
 test-peers: peers
 	$(PEERS)/bin/python -m pytest -q tests/bridges/test_openenv.py $(ARGS)
 	$(VERIFIERS)/bin/python -m pytest -q tests/bridges/test_verifiers.py $(ARGS)
+	$(READERS)/bin/python -m pytest -q tests/chat/families/test_readers.py $(ARGS)
 
 # Without their dependencies, which are CUDA's and Ray's: only what their drivers import. skyrl asks for Python 3.12 and
 # for an older transformers than ours; its driver runs on these, and both sides have the same versions so.
