@@ -62,6 +62,7 @@ class Chat:
     def text(self) -> str:
         """The rendered chat, ending with the opening of an assistant turn."""
         if self._text is None:
+            self._hide_words()
             forms = ((form, form) for form in (self._shown, *history_forms(self._shown)))
             self._shown, self._text = first_rendered(self._rendered, forms)
         return self._text
@@ -79,9 +80,10 @@ class Chat:
         if known is None:
             text = self.text
             # Copies, because an env may change its messages later, and other rollouts start with these.
-            known = Opening(text, [message.copy() for message in self._shown], self._encoded(text))
+            known = Opening(text, [message.copy() for message in self._with_words()], self._encoded(text))
             self._template.remember(key, known)
-        self._text, self._shown = known.text, list(known.shown)
+        self._text, self._shown, self._wordless = known.text, list(known.shown), []
+        self._hide_words()
         return known.ids[:]
 
     def _encoded(self, text: str) -> "array[int]":
@@ -216,13 +218,22 @@ class Chat:
         self._wordless.append((wordless, reply))
         return wordless
 
+    def _hide_words(self) -> None:
+        """Show the last turn without its content if only results follow it, and the template writes that after them."""
+        last = next((i for i in range(len(self._shown) - 1, -1, -1) if self._shown[i]["role"] != "tool"), 0)
+        if self._shown[last:] and self._shown[last]["role"] == "assistant":
+            self._shown[last] = self._appendable(self._shown[last], self._shown[last + 1 :])
+
+    def _with_words(self) -> list[Message]:
+        """Return the shown messages, with the contents of all turns."""
+        full = {id(short): message for short, message in self._wordless}
+        return [full.get(id(message), message) for message in self._shown]
+
     def _restore_words(self, last: Message) -> None:
         """Give turns in `_shown` their contents back, except for `last`, which isn't answered yet."""
-        full = {id(short): message for short, message in self._wordless if short is not last}
-        if full:
-            self._shown = [full.get(id(message), message) for message in self._shown]
-            self._wordless = [pair for pair in self._wordless if pair[0] is last]
-            self._text = None
+        kept = [pair for pair in self._wordless if pair[0] is last]
+        if len(kept) < len(self._wordless):
+            self._shown, self._wordless, self._text = self._with_words(), kept, None
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         return self.tokenizer.render(messages, self.tools, generation=True)

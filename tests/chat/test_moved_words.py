@@ -77,6 +77,24 @@ def test_a_new_segment_shows_the_words_of_all_answered_turns(tokenizer: HuggingF
     assert prompt.endswith("<tool_response|>")
 
 
+def test_a_first_prompt_that_ends_with_results_lets_the_model_continue_its_turn(
+    tokenizer: HuggingFaceTokenizer,
+) -> None:
+    for _ in range(2):  # The second chat finds the first prompt in the cache.
+        chat = Chat(tokenizer, [], [ASK, CALLED, SEEN])
+        assert tokenizer.decode(chat.prompt_ids()).endswith("<tool_response|>")
+        assert chat.extend(tokenizer.encode("It is 57.<turn|>"), say("It is 57."), [ASK]) is not None
+        assert chat.messages == [ASK, CALLED, SEEN, say("It is 57."), ASK]
+
+
+def test_the_words_of_a_first_prompt_are_shown_again_after_the_answer(tokenizer: HuggingFaceTokenizer) -> None:
+    for _ in range(2):
+        chat = Chat(tokenizer, [], [ASK, CALLED, SEEN])
+        chat.prompt_ids()
+        assert chat.extend(tokenizer.encode("57, I say."), say("57."), [ASK], stopped=False) is None
+        assert tokenizer.decode(chat.prompt_ids()).count("Let me look.") == 1
+
+
 def test_a_template_that_writes_words_after_the_end_of_the_turn_opens_a_new_segment() -> None:
     template = (
         "{% for m in messages %}<|turn>{{ m.role }}\n{% if m.tool_calls %}<|tool_call>{% endif %}<turn|>"
