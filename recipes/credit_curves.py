@@ -9,9 +9,7 @@ and their branches, and the learning rate is constant. A run ends when it has sa
 including the tokens of branches, in as many steps as that takes. Rewards are compared by these tokens.
 """
 
-import asyncio
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,13 +23,13 @@ import agentgym as ag
 from agentgym.config_fields import nearest
 from agentgym.errors import AgentGymError
 from agentgym.errors.extras import needs_extra
-from agentgym.files.folder_lock import hold_folder
 from agentgym.run.recorder import SUMMARY
 from agentgym.run.resume import CHECKPOINTS
 from agentgym.samples import CreditLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.train.checkpoint import has_checkpoints, last_step
 from recipes import bisect_long, chase_long
+from recipes.continued import continue_run
 
 BINS = 20
 """Number of equal parts of the tokens; a curve has a point for each."""
@@ -113,16 +111,8 @@ def play(run: ag.RunConfig, budget: int) -> None:
     folder = run.output_dir
     assert folder is not None
     while not is_finished(folder, budget):
-        if has_checkpoints(folder / CHECKPOINTS):
-            strides = last_step(folder / CHECKPOINTS) // run.max_steps + 1
-            asyncio.run(
-                ag.train_policy(replace(run, resume=folder, output_dir=None, max_steps=run.max_steps * strides))
-            )
-            continue
-        if folder.exists():
-            with hold_folder(folder):  # raises FolderInUse if the run is still running
-                shutil.rmtree(folder)  # it was stopped before its first checkpoint
-        asyncio.run(ag.train_policy(run))
+        done = last_step(folder / CHECKPOINTS) if has_checkpoints(folder / CHECKPOINTS) else 0
+        continue_run(replace(run, max_steps=run.max_steps * (done // run.max_steps + 1)))
 
 
 def tokens_and_rewards(folder: Path) -> tuple[Curve, Curve]:

@@ -91,6 +91,8 @@ GEMMA = RealModel(
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
 )
 """Gemma 3 270M, quantized to 4 bits: a base model without a chat template, with layers of sliding attention."""
+GEMMA_TEMPLATE = Path(__file__).with_name("gemma_chat_template.jinja")
+"""A chat template for the base model, with the turns of Gemma's chat models."""
 MODELS = {model.name: model for model in (SMOLLM2, GEMMA)}
 
 
