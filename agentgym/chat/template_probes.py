@@ -14,9 +14,9 @@ ArgumentForm: TypeAlias = Literal["object", "text"]
 """The form of a call's arguments that a template takes: an object, or its JSON text."""
 UNUSUAL = "Qzxsaid"
 """A text that no chat template contains."""
-_ASK = Message(role="user", content="Qzxask")
-_MORE = Message(role="user", content="Qzxmore")
-_SAID = Message(role="assistant", content=UNUSUAL)
+ASK = Message(role="user", content="Qzxask")
+MORE = Message(role="user", content="Qzxmore")
+SAID = Message(role="assistant", content=UNUSUAL)
 _SYSTEM = Message(role="system", content="Qzxsystem")
 _LATE = Message(role="system", content="Qzxlate")
 _TOOL = {
@@ -63,7 +63,7 @@ class TemplateFacts:
 
 def shows_tools(render: RenderWithTools) -> bool:
     """Return whether a template shows the tools' names and parameters, with a system message and without one."""
-    told = [_rendered(render, messages, [_TOOL]) for messages in ([_ASK], [_SYSTEM, _ASK])]
+    told = [_rendered(render, messages, [_TOOL]) for messages in ([ASK], [_SYSTEM, ASK])]
     shown = ["qzxlook" in text and "qzxat" in text for text in told if text is not None]
     return bool(shown) and all(shown)
 
@@ -90,17 +90,17 @@ def template_facts(render: RenderWithTools, *, tools: bool) -> TemplateFacts:
         for count in (1, 2)
         if arguments and _shows_calls(render, offered, arguments, text, count) is False
     ]
-    system = shows(_SYSTEM, _ASK)
+    system = shows(_SYSTEM, ASK)
     starts = [[], [_SYSTEM]] if system else [[]]
     return TemplateFacts(
-        user=shows(_ASK),
+        user=shows(ASK),
         tools=shows_tools(render),
         arguments=arguments,
         dropped=frozenset(dropped),
-        results=shows(_ASK, _called(arguments or "object", "", 1), _result(0)),
+        results=shows(ASK, turn_with_calls(arguments or "object", "", 1), result(0)),
         system=system,
-        late_system=all(shows(*start, _ASK, _SAID, _LATE, *end) for start in starts for end in ([], [_MORE])),
-        alternates=not shows(_ASK, _MORE),
+        late_system=all(shows(*start, ASK, SAID, _LATE, *end) for start in starts for end in ([], [MORE])),
+        alternates=not shows(ASK, MORE),
     )
 
 
@@ -111,7 +111,7 @@ def _arguments(index: int) -> dict[str, Any]:
     return {"qzxat": f'Qzxvalue"{index}', "qzxfar": True}
 
 
-def _called(form: ArgumentForm, text: str, count: int) -> Message:
+def turn_with_calls(form: ArgumentForm, text: str, count: int) -> Message:
     """Return a turn with this text and number of calls.
 
     The arguments contain a quotation mark, so that arguments that are encoded twice can be recognized.
@@ -134,7 +134,8 @@ def _id(index: int) -> str:
     return f"call0010{index}"  # nine letters and digits, as Mistral's templates require
 
 
-def _result(index: int) -> Message:
+def result(index: int) -> Message:
+    """Return the result of the call with this index."""
     return Message(role="tool", content=f"Qzxresult{index}", name=f"qzxlook{index}", tool_call_id=_id(index))
 
 
@@ -142,10 +143,10 @@ def _shows_calls(
     render: RenderWithTools, tools: Sequence[dict[str, Any]], form: ArgumentForm, text: str, count: int
 ) -> bool | None:
     """Return whether calls are shown, with each value encoded once; None if the template rejects such a turn."""
-    called, results = _called(form, text, count), [_result(i) for i in range(count)]
-    told = _rendered(render, [_ASK, called, *results], tools)
+    called, results = turn_with_calls(form, text, count), [result(i) for i in range(count)]
+    told = _rendered(render, [ASK, called, *results], tools)
     if told is None:  # Perhaps it only has no role for results.
-        told = _rendered(render, [_ASK, called], tools)
+        told = _rendered(render, [ASK, called], tools)
     if told is None:
         return None
     return all(_is_shown(told, i) for i in range(count))

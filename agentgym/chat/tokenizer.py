@@ -1,12 +1,14 @@
 """Chat tokenizers: messages to token ids and back."""
 
+import logging
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
+from agentgym.chat.end_marks import missing_stop_marks
 from agentgym.chat.formats import HERMES, ResponseFormat, response_format_of
 from agentgym.chat.formats.calls import raw_call
 from agentgym.chat.parsing import message_of
@@ -20,6 +22,8 @@ from agentgym.errors.extras import needs_extra
 from agentgym.hub import find_model, loading
 from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
+
+_LOG = logging.getLogger(__name__)
 
 
 class ChatTokenizer(Renders, Protocol):
@@ -48,6 +52,7 @@ class HuggingFaceTokenizer:
         chat_template_kwargs: Variables of the chat template, such as {"enable_thinking": False}.
         tools: What describes the tools to the model: the chat template, or text in the system prompt. auto uses the
             template if it shows tools and the format of its calls is known, otherwise the prompt.
+        stop_ids: Ids that end a turn in addition to the tokenizer's own.
 
     Raises:
         ValueError: If the tokenizer has no chat template, if the template shows no text of a user's message, or if a
@@ -60,6 +65,7 @@ class HuggingFaceTokenizer:
         response_template: dict[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: ToolsIn = "auto",
+        stop_ids: Iterable[int] = (),
     ) -> None:
         if not tokenizer.chat_template:
             raise ValueError(
@@ -77,8 +83,8 @@ class HuggingFaceTokenizer:
         self.response_template = None if template is None else load_response_template(template)
         self.response_format = None if template is not None else response_format_of(source)
         self._pieces, self._letters = SpecialTokenSplitter(self.backend), BrokenMarkEncoder(self.backend)
-        self.stop_ids = _as_set(tokenizer.eos_token_id)
-        """The ids that end a turn according to the tokenizer's files."""
+        self.stop_ids = _as_set(tokenizer.eos_token_id) | frozenset(stop_ids)
+        """The ids that end a turn: those of the model's files, and those with which the chat template ends a turn."""
         self.special_token_ids = {token.content: i for i, token in self.backend.get_added_tokens_decoder().items()}
         """The id of each special token, by its text."""
         self.splits_at_special_tokens = self._pieces.pattern is not None
@@ -100,6 +106,7 @@ class HuggingFaceTokenizer:
         self.template_input = self._template_input()
         """How conversations are converted for the template."""
         self._input = None if self.template_input.changes_nothing else self.template_input
+        self.stop_ids |= self._missing_stop_ids()
 
     @property
     def call_example(self) -> str:
@@ -171,6 +178,23 @@ class HuggingFaceTokenizer:
 
     def _probed(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
         return self._applied(messages, tools, generation=True)
+
+    def _missing_stop_ids(self) -> frozenset[int]:
+        """Return the ids with which the template ends a turn although they are no stop ids, and log a warning."""
+        added = {token.content: token.special for token in self.backend.get_added_tokens_decoder().values()}
+        missing = missing_stop_marks(
+            lambda messages: self._applied(messages, [], generation=False),
+            None if self.template_input.calls_as_text else self.template_input.facts.arguments,
+            added,
+            [mark for mark, token_id in self.special_token_ids.items() if token_id in self.stop_ids],
+        )
+        if missing:
+            _LOG.warning(
+                "stop tokens: the chat template ends a turn with %s, which is no stop token in the model's files; it "
+                "stops turns here, and other servers need it as an eos_token_id in generation_config.json",
+                " or ".join(missing),
+            )
+        return frozenset(self.special_token_ids[mark] for mark in missing)
 
     def _written_call(self, facts: TemplateFacts) -> str | None:
         """Return how the template writes a call; None if a call in that form isn't parsed back."""
@@ -291,13 +315,25 @@ def chat_tokenizer(
     if template is not None:
         tokenizer.chat_template = template_text(template)
     try:
-        return HuggingFaceTokenizer(tokenizer, chat_template_kwargs=template_kwargs, tools=tools)
+        return HuggingFaceTokenizer(
+            tokenizer, chat_template_kwargs=template_kwargs, tools=tools, stop_ids=_generation_stop_ids(found)
+        )
     except TemplateError as error:
         line = f" in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
         raise ValueError(f"chat_template: cannot be rendered{line}: {error}; fix it or pass another one") from error
 
 
 _HERMES_CALL = re.compile(r"<tool_call>\s*+\{")
+
+
+def _generation_stop_ids(model: Path | str) -> frozenset[int]:
+    """Return the stop ids in the model's generation config; none if it has no such file."""
+    from transformers import GenerationConfig
+
+    try:
+        return _as_set(GenerationConfig.from_pretrained(model).eos_token_id)
+    except (OSError, ValueError):
+        return frozenset()
 
 
 def _as_set(ids: int | list[int] | None) -> frozenset[int]:

@@ -43,8 +43,21 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
             write_checkpoint_model(trained, out, base=base)
     else:
         _write_adapter(trained, out, base)
+    _name_stop_tokens(out)
     say(str(out))
     return 0
+
+
+def _name_stop_tokens(model: Path) -> None:
+    """Add the tokens with which the chat template ends a turn to the stop tokens that the model's files name."""
+    from agentgym.chat.end_marks import name_stop_ids
+    from agentgym.chat.tokenizer import chat_tokenizer
+
+    try:
+        stop_ids = chat_tokenizer(model).stop_ids
+    except ValueError:
+        return  # a model without a tokenizer or a chat template
+    name_stop_ids(model, stop_ids)
 
 
 def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:

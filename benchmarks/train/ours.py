@@ -105,7 +105,8 @@ async def steps(folder: Path) -> tuple[list[float], Done]:
     """Return the CPU seconds of each step of the real loop, and the work that it did."""
     spent, sampled, tokens = [], [], 0
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder, eos_token=None))  # no turn ends early
+    tokenizer = HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder))
+    tokenizer.stop_ids = frozenset()  # no turn ends early
     train = ag.TrainConfig(lr=LR, loss_agg=float(BATCH * NEW_TOKENS), layout="tree", device="cpu")
     async with (
         ag.TransformersEngine(

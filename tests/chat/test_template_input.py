@@ -192,6 +192,13 @@ def test_a_malformed_call_in_the_prompts_form_is_malformed() -> None:
     assert isinstance(read["tool_calls"][0]["function"]["arguments"], str)
 
 
+async def test_a_malformed_call_is_answered_with_a_call_in_the_form_that_the_prompt_describes() -> None:
+    bad = '<tool_call>\n{"name": "look", oops}\n</tool_call>'
+    engine = Scripted([bad, "a cat"], tokenizer=tokenizer_of(CHATML), end="<|im_end|>")
+    rollout = await ag.rollout(Look, ag.Task(id="1", prompt="What is in the attic?"), engine)
+    assert "write each call like this:\n<tool_call>" in rollout.segments[0].turns[0].env_messages[0]["content"]
+
+
 def test_a_thought_before_a_call_in_the_prompts_form_is_reasoning() -> None:
     read = tokenizer_of(CHATML).parse(f"<think>\nThe attic, or {CALL}?\n</think>\n{CALL}", [LOOK])
     assert "The attic" in read["reasoning_content"]

@@ -31,7 +31,7 @@ def template_of(form: str, opening: str = "assistant: ") -> str:
 
 def tokenizer_of(form: str, opening: str = "assistant: ") -> HuggingFaceTokenizer:
     """Return a tokenizer whose chat template has the marks of the response format."""
-    return family_tokenizer(template_of(form, opening), END)
+    return family_tokenizer(template_of(form, opening), END, tools="template")
 
 
 def calls(message: Message) -> list[Any]:
