@@ -83,7 +83,6 @@ class Chat:
             known = Opening(text, [message.copy() for message in self._with_words()], self._encoded(text))
             self._template.remember(key, known)
         self._text, self._shown, self._wordless = known.text, list(known.shown), []
-        self._hide_words()
         return known.ids[:]
 
     def _encoded(self, text: str) -> "array[int]":

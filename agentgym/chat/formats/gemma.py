@@ -15,7 +15,7 @@ ANSWER = "<|tool_response>"
 QUOTE = '<|"|>'
 _NAME = re.compile(r"call:([^\s{}]+)")
 _KEY = re.compile(r"[^\s:,{}\[\]<][^:,{}\[\]]*")
-_PLAIN = re.compile(r"(?:-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null)(?![\w.])")
+_PLAIN = re.compile(r"(?:-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null)")
 
 
 def _read(text: str, tools: Tools) -> Reading:
