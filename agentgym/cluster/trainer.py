@@ -16,6 +16,7 @@ from agentgym.engines.sglang.launching.process import free_port
 from agentgym.hub import find_model
 from agentgym.run.lost import TrainerLost
 from agentgym.run.peers import Share
+from agentgym.train import memory
 from agentgym.train.checkpoint import last_checkpoint
 from agentgym.train.config import TrainConfig
 from agentgym.train.kept_logprobs import ScoredSample
@@ -219,6 +220,18 @@ class ClusterTrainer:
         """Return the critic's values of the samples' states, as `Trainer.values` does."""
         values: dict[SampleKey, Floats] = self._call("values", list(samples))
         return values
+
+    def describe(self) -> memory.TrainerFacts:
+        """Return what the first process trains, and an estimate of its memory."""
+        facts: memory.TrainerFacts = self._call("describe")
+        return facts
+
+    def probe(self, limit_s: float) -> float | None:
+        """Return the trained tokens per second, as `Trainer.probe` does, or None if several processes train."""
+        if len(self._processes) > 1:
+            return None
+        rate: float | None = self._call("probe", limit_s)
+        return rate
 
     def adapter(self) -> Adapter:
         """Return a snapshot of the adapter."""

@@ -46,7 +46,8 @@ from agentgym.run.parts import Parts
 from agentgym.run.preflight import check_data_types, warn_of_engine_limits
 from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
-from agentgym.run.summary import look_at_failed
+from agentgym.run.start_report import Speed, measure_speed, start_report
+from agentgym.run.summary import look_at_failed, peak_memory
 from agentgym.run.tasks.envs import env_metrics, members_of
 from agentgym.run.teacher import open_teacher, taught_samples
 from agentgym.run.trackers import open_tracker
@@ -114,6 +115,7 @@ async def run_loop(
         record.name_tokens(collector.token_bytes())
         with of_field(model="teacher", engine="teacher_engine"):
             teacher = await stack.enter_async_context(open_teacher(run, trainer, log.note))
+        await say_start(run, trainer, collector, record, new=not state.step)
         clock = StepClock()
         beside = await stack.enter_async_context(parts.evaluator(env, log.note))
         evaluations = Evaluations(run, trainer, collector, record, told, clock, beside=beside)
@@ -153,10 +155,26 @@ async def run_loop(
         "store": str(folder / STORE),
         "callback_errors": dict(told.errors),
         "cpu_seconds": round(_cpu_seconds(), 1),
+        "peak_memory_gib": round(peak_memory() / 2**30, 2),
         "seconds": round(time.perf_counter() - start, 1),
     }
     await asyncio.to_thread(record.finish, summary)
     return summary
+
+
+async def say_start(run: RunConfig, trainer: "Trainer", collector: Collector, record: Recorder, *, new: bool) -> None:
+    """Print and store what the run is about to do. `new` is whether the run has taken no step yet.
+
+    All processes must call it.
+    """
+    engine, envs = collector.engine, members_of(collector.env)
+    speed = await measure_speed(trainer, engine) if new else Speed()
+    report = await asyncio.to_thread(start_report, run, trainer, engine, envs, speed)
+    for line in report.lines:
+        record.log.say(line)
+    for said in report.warnings:
+        record.log.alert(said)
+    await asyncio.to_thread(record.started, report.facts)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import io
 import json
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from agentgym.run.summary import Report, account
 from agentgym.samples import SampleBatch
 from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.reward_failures import RewardFailures
-from agentgym.store.run_settings import SETTINGS, write_defaults
+from agentgym.store.run_settings import SETTINGS, with_defaults
 from agentgym.store.schema import FILE as STORE
 from agentgym.store.training_step import trained_segments
 from agentgym.store.vocabulary import TokenBytes
@@ -124,12 +124,21 @@ class Recorder:
 
     def follow_model(self, found: Mapping[str, Any]) -> None:
         """Add the values of settings whose default depends on the model to the run's settings. Blocks on disk I/O."""
-        if self.held is None or not found:
-            return
+        self._add(SETTINGS, partial(with_defaults, found=found), then="a resumed run finds the values again")
+
+    def started(self, facts: Mapping[str, Any]) -> None:
+        """Add what is known of the model when the run starts to its surroundings. Blocks on disk I/O."""
+        self._add(SURROUNDINGS, lambda content: {**content, "model": dict(facts)}, then="the run continues without it")
+
+    def _add(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]], *, then: str) -> None:
+        """Change the content of a JSON file that was written at the start of the run."""
         with self.turn:
-            write = partial(write_defaults, self.log.folder, found)
-            if self.log.disk.attempt(SETTINGS, write, then="a resumed run finds the values again"):
-                self.texts[SETTINGS] = read_bytes(self.log.folder / SETTINGS, within=self.log.folder)
+            if name not in self.texts:
+                return
+            text = json.dumps(change(json.loads(self.texts[name])), indent=2) + "\n"
+            self.texts[name] = text.encode()
+            with suppress(FileNotFoundError):  # the folder was removed just now, and will be written again
+                self.log.disk.attempt(name, partial(write_whole, self.log.folder / name, text), then=then)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
         """Store the bytes of each token id that occurs in rollouts added after this call."""

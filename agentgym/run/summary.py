@@ -1,6 +1,8 @@
 """The report at the end of a run: what was learned, what wasn't and why, and where to look."""
 
 import math
+import resource
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,6 +90,10 @@ class Report:
         return said
 
 
+PARTS = ("collect", "train", "sync", "eval", "save", "teacher")
+"""The parts of a step whose time is measured."""
+LEAST_SHARE = 0.01
+"""Smallest share of the time for which a part is named."""
 BRANCHES = ("branches", "branches_failed", "branch_tokens")
 """The metrics of a rollout that count its branches."""
 LIMITS = ("turns", "seconds", "context", "length", "tokens")
@@ -122,6 +128,7 @@ def account(
         *under("not learned from", _unlearned(rows)),
         *under("cut off", _cut_off(rows)),
         *under("lost", _lost(lost)),
+        *under("time", _time(rows)),
     ]
 
 
@@ -240,6 +247,24 @@ def _cut_off(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not shares:
         return []
     return [", ".join(f"{share:.1%} of the rollouts by the {reason} limit" for reason, share in shares.items())]
+
+
+def _time(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line with the share of the steps' time that each part took, and the peak memory of the process."""
+    whole = sum(row.get("time/step") or 0 for row in rows)
+    if not whole:
+        return []
+    parts = {name: sum(row.get(f"time/{name}") or 0 for row in rows) / whole for name in PARTS}
+    said = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share >= LEAST_SHARE)
+    gpu = max((row.get("train/gpu_memory_gib") or 0 for row in rows), default=0)
+    peak = f"peak memory {peak_memory() / 2**30:.1f} GiB" + (f", {gpu:.1f} GiB of a GPU for training" if gpu else "")
+    return [f"{whole:,.0f} s for {len(rows):,} steps: {said}; {peak}"]
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _lost(counts: Mapping[str, int]) -> list[str]:

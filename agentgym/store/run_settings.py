@@ -117,16 +117,14 @@ def begun_defaults(folder: Path) -> dict[str, Any]:
     return {name: begun[name] for name in FOLLOW_MODEL if begun.get(name) is not None}
 
 
-def write_defaults(folder: Path, found: Mapping[str, Any]) -> None:
-    """Write the values found for `FOLLOW_MODEL` into the settings of the run in `folder`.
+def with_defaults(content: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a settings file's content with the values found for `FOLLOW_MODEL`.
 
     Args:
-        folder: The run's folder.
+        content: The content of the file.
         found: The values, by the setting's name.
     """
-    content = _kept(folder)
-    content["settings"] = {**content["settings"], **found}
-    write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
+    return {**content, "settings": {**content["settings"], **found}}
 
 
 def versions() -> dict[str, str | None]:

@@ -27,7 +27,7 @@ from agentgym.train.loss.losses import LossSums, denominator
 from agentgym.train.loss.metrics import Forward, step_metrics
 from agentgym.train.loss.nonfinite import gradient_is_finite, nonfinite_rollouts, warn_skipped
 from agentgym.train.loss.objective import Objective, refuse_parts, rollout_log_ratios, sample_log_ratios
-from agentgym.train.memory import follow_model
+from agentgym.train.memory import TrainerFacts, describe, follow_model
 from agentgym.train.policy.adapter_io import export_adapter
 from agentgym.train.policy.fsdp import open_policy, open_reference, weight_type
 from agentgym.train.policy.model import PolicyModel
@@ -46,6 +46,8 @@ from agentgym.types.arrays import Floats
 from agentgym.types.completion import Sampling
 from agentgym.types.sample import Sample, SampleKey
 
+PROBED = 16
+"""Number of tokens in the first pass of a probe of the speed."""
 PAD_ID = 0
 """Token id used as padding. Any id of the vocabulary works: no token attends to padding, and padding isn't trained."""
 
@@ -125,6 +127,41 @@ class Learner:
             warn_skipped(len(skipped), blamed)
         seconds = time.perf_counter() - began
         return stats | {"train/seconds": seconds} | self._usage(samples if norms else (), seconds)
+
+    def describe(self) -> TrainerFacts:
+        """Return what this learner trains, and with how much memory."""
+        return describe(self.config, self.policy, self.ranks)
+
+    def probe(self, limit_s: float) -> float | None:
+        """Return the trained tokens per second of forward and backward passes. Nothing that training uses is changed.
+
+        The number of tokens grows up to that of a micro-batch, as long as a pass ends well before the limit. Returns
+        None on several ranks, which would have to agree on when to stop.
+
+        Args:
+            limit_s: About the maximum number of seconds that the passes may take.
+        """
+        if self.ranks.world > 1:
+            return None
+        began, tokens, rate = time.perf_counter(), PROBED, 0.0
+        most = min(self.config.max_tokens_per_microbatch or PROBED, self._limits.positions or PROBED)
+        while True:
+            now = time.perf_counter()
+            self._forward_and_backward(min(tokens, most))
+            took = time.perf_counter() - now
+            rate = min(tokens, most) / took
+            if tokens >= most or time.perf_counter() - began + 4 * took > limit_s:
+                return rate
+            tokens *= 4
+
+    def _forward_and_backward(self, tokens: int) -> None:
+        """Run a forward and backward pass over a sample of this many tokens, and discard the gradient."""
+        batch = self._collate([scored_sample([PAD_ID] * max(tokens, 2))])
+        logprobs_BR, _ = self.policy(batch.inputs, batch.loss_mask_BR, self.config.temperature)
+        logprobs_BR.sum().backward()
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize(self.ranks.device)
+        self._optimizer.zero_grad(set_to_none=True)
 
     def values(self, samples: Sequence[Sample]) -> dict[SampleKey, Floats]:
         """Return the critic's value of the state before each token that the loss masks cover.

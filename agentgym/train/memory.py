@@ -34,6 +34,39 @@ class TrainerMemory:
         return self.weights + self.optimizer + self.activations
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFacts:
+    """What an open trainer trains, and with how much memory."""
+
+    weights: int
+    """Number of the model's weights, without an adapter."""
+    trained: int
+    """Number of trained weights."""
+    coverage: float
+    """Fraction of the weights in the decoder's layers that training changes."""
+    targets: tuple[str, ...]
+    """Short names of the trained weights."""
+    dtype: str
+    device: str
+    memory: TrainerMemory
+
+
+def describe(config: TrainConfig, policy: PolicyModel, ranks: Ranks) -> TrainerFacts:
+    """Describe this process's open trainer. `config` has a limit on the tokens of a micro-batch."""
+    weights = list(policy.parameters())
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    covered = policy.coverage
+    return TrainerFacts(
+        weights=sum(weight.numel() for weight in weights) - (trained if policy.adapted else 0),
+        trained=trained,
+        coverage=covered.share,
+        targets=covered.adapted,
+        dtype=str(weight_type(config, ranks.device)).removeprefix("torch."),
+        device=str(ranks.device),
+        memory=estimate_memory(config, policy, ranks),
+    )
+
+
 def follow_model(config: TrainConfig, policy: PolicyModel, ranks: Ranks) -> TrainConfig:
     """Return the config with a value for each setting whose default depends on the loaded model.
 

@@ -19,6 +19,7 @@ from agentgym.train.config import TrainConfig, with_rate
 from agentgym.train.distributed import find_device, gpus_here, open_ranks
 from agentgym.train.kept_logprobs import ScoredSample
 from agentgym.train.learner import Learner
+from agentgym.train.memory import TrainerFacts
 from agentgym.train.policy.adapter_io import export_adapter, export_weights, write_adapter, write_merged, write_model
 from agentgym.train.policy.fsdp import shards_alone, weight_type
 from agentgym.train.snapshot import Snapshot
@@ -295,6 +296,21 @@ class Trainer:
             return
         adapter = self.adapter()
         self.first(lambda: write_merged(self.model, adapter, Path(path)))
+
+    def describe(self) -> TrainerFacts:
+        """Return what this process trains, and an estimate of its memory."""
+        return self._call(lambda learner: learner.describe())
+
+    def probe(self, limit_s: float) -> float | None:
+        """Measure the speed of forward and backward passes. Nothing that training uses is changed.
+
+        Args:
+            limit_s: About the maximum number of seconds that the passes may take.
+
+        Returns:
+            Trained tokens per second, or None if several processes train.
+        """
+        return self._call(lambda learner: learner.probe(limit_s))
 
     def snapshot(self) -> Snapshot:
         """Return a copy of everything needed to resume training, in this process's memory. Every rank must call it."""

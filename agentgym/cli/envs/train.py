@@ -29,7 +29,7 @@ def train(env: tyro.conf.Positional[str]) -> int:
     For example:
     $ agentgym train hello
     $ agentgym train hello --max-steps 40 --train.lr 1e-3 --output-dir runs/longer
-    $ agentgym train hello --model Qwen/Qwen3-0.6B --engine.dtype bfloat16
+    $ agentgym train hello --model Qwen/Qwen3-0.6B
     $ torchrun --nproc-per-node 2 -m agentgym train hello
 
     Args:

@@ -98,6 +98,7 @@ class Batcher:
         self.version = 0
         self._merger = Merger(policy.model)
         self._prefill_tokens = prefill_tokens
+        self.stop_ids = stop_ids
         self._stop_ids = np.array(sorted(stop_ids), np.int64)
         self._slots = Slots(slots, policy.context)
         self._requests: list[Request | None] = [None] * slots

@@ -27,6 +27,7 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is created
     from agentgym.engines.transformers.batcher import Batcher, Stats
+    from agentgym.engines.transformers.model import EngineMemory
 
 
 @config(frozen=True, kw_only=True)
@@ -157,6 +158,16 @@ class TransformersEngine:
     def dtype(self) -> str:
         """The dtype of the model's weights, such as float32."""
         return self._opened().policy.dtype
+
+    @property
+    def memory(self) -> "EngineMemory":
+        """The bytes of the open engine's weights and of its KV cache if all slots are full."""
+        return self._opened().policy.memory
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end a turn in the open engine."""
+        return self._opened().stop_ids
 
     @property
     def version(self) -> int:

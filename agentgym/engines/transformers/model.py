@@ -83,6 +83,13 @@ def _as_set(ids: int | list[int] | None) -> set[int]:
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
+class EngineMemory(NamedTuple):
+    """The memory of an engine in bytes: its weights, and its KV cache if all slots are full."""
+
+    weights: int
+    kv: int
+
+
 class Found(NamedTuple):
     """Values of settings whose default depends on the loaded model and the machine."""
 
@@ -160,6 +167,11 @@ class SlotCache:
         all_values[self._row_index, :, self._columns] = values.transpose(1, 2)
         return all_keys[self._rows, :, : self._reach], all_values[self._rows, :, : self._reach]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all slots' keys and values."""
+        return self._all.nbytes
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return 0, because every call passes its positions explicitly. transformers requires this method."""
         return 0
@@ -230,6 +242,12 @@ class InferenceModel:
             ) from error
         if not off <= allowed:
             raise ValueError(_mismatch_error(name, self.dtype, off, allowed))
+
+    @property
+    def memory(self) -> EngineMemory:
+        """The bytes of the weights and of the KV cache."""
+        weights = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
+        return EngineMemory(weights, self._cache.nbytes)
 
     def reread(self) -> None:
         """Use the model's current weights from now on. Call this after they changed, because some may be copies."""

@@ -1,0 +1,177 @@
+"""What a run is about to do: the lines that it prints before its first step, and the warnings if it may not fit."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentgym.causal_lm.model_defaults import LARGE
+from agentgym.engines.base import Engine
+from agentgym.engines.transformers.engine import TransformersEngine
+from agentgym.environments.env import Env
+from agentgym.run.config import RunConfig
+from agentgym.types.completion import Sampling
+
+if TYPE_CHECKING:  # torch is loaded when a run starts
+    from agentgym.train.memory import TrainerFacts
+    from agentgym.train.trainer import Trainer
+
+GIB = 2**30
+PROBE_S = 2.5
+"""About the maximum number of seconds that each of the two probes of a large model's speed may take."""
+PROBED_TURNS = 64
+"""Maximum number of turns that are sampled at once to measure the speed."""
+PROBED_TOKENS = 16
+"""Maximum number of tokens in each of these turns."""
+PER = 100
+"""Number of tokens in each rollout for which the seconds of a step are printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Tokens per second; None if not measured."""
+
+    sampled: float | None = None
+    trained: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReport:
+    """The lines to print before the first step, the warnings, and the same facts as plain values."""
+
+    lines: list[str]
+    warnings: list[str]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+async def measure_speed(trainer: "Trainer", engine: Engine) -> Speed:
+    """Measure the speed of a large model's sampling and training in a few seconds.
+
+    Nothing is measured for a model of at most 50 million weights, whose steps are short. Sampling is measured only in
+    the embedded engine.
+    """
+    if trainer.describe().weights <= LARGE:
+        return Speed()
+    trained = await asyncio.to_thread(trainer.probe, PROBE_S)
+    sampled = await _sampling_speed(engine) if isinstance(engine, TransformersEngine) else None
+    return Speed(sampled=sampled, trained=trained)
+
+
+async def _sampling_speed(engine: TransformersEngine) -> float | None:
+    """Return the sampled tokens per second of short turns at once, cut off after `PROBE_S`; None if there are none."""
+    sessions = [f"speed {number}" for number in range(min(PROBED_TURNS, engine.config.slots))]
+    before, began = engine.stats.sampled_tokens, time.perf_counter()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PROBE_S), asyncio.TaskGroup() as group:
+            for session in sessions:
+                turn = engine.generate([0] * 8, session=session, max_tokens=PROBED_TOKENS, sampling=Sampling(), seed=0)
+                group.create_task(turn)
+    sampled, took = engine.stats.sampled_tokens - before, time.perf_counter() - began
+    for session in sessions:
+        await engine.release(session)
+    return sampled / took if sampled else None
+
+
+def start_report(
+    run: RunConfig, trainer: "Trainer", engine: Engine, envs: Sequence[type[Env[Any]]], speed: Speed
+) -> StartReport:
+    """Describe what the run is about to do.
+
+    Args:
+        run: The run.
+        trainer: Its open trainer.
+        engine: Its open engine.
+        envs: The envs that it trains on.
+        speed: The measured speed.
+    """
+    facts = trainer.describe()
+    rollouts = run.prompts_per_step * run.group_size
+    turn = max(min(run.max_turn_tokens or env.limits.turn_tokens, env.limits.turn_tokens) for env in envs)
+    lines = [
+        f"model     {_model(run, facts)}",
+        f"training  {_training(trainer, facts)}",
+        f"engine    {_engine(engine)}",
+        f"chat      {_chat(engine)}",
+        f"a step    {rollouts:,} rollouts of {run.prompts_per_step:,} tasks, at most {turn:,} tokens a turn"
+        + _seconds(rollouts, speed),
+    ]
+    parts = _memory(facts, engine)
+    needed, usable = sum(parts.values()), facts.memory.usable
+    named = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
+    lines.append(f"memory    about {needed / GIB:.1f} of {usable / GIB:.1f} GiB at most: {named}")
+    kept = asdict(facts) | {"memory": parts, "usable_memory": usable, "tokens_per_s": asdict(speed)}
+    return StartReport(lines=lines, warnings=_warnings(run, trainer, needed, usable), facts=kept)
+
+
+def _model(run: RunConfig, facts: "TrainerFacts") -> str:
+    what = f"{facts.trained:,} trained ({facts.trained / facts.weights:.1%})"
+    if run.train.method == "lora":
+        names = ", ".join(name.rpartition(".")[2] for name in facts.targets)
+        what = f"adapter of rank {run.train.lora_rank} with {what}, on {facts.coverage:.0%} of the layers: {names}"
+    return f"{run.model}, {facts.weights:,} weights; {what}"
+
+
+def _training(trainer: "Trainer", facts: "TrainerFacts") -> str:
+    config = trainer.config
+    threads = f", {config.threads} threads" if facts.device == "cpu" and (config.threads or 1) > 1 else ""
+    return (
+        f"{facts.dtype} on {facts.device}{threads}, learning rate {config.lr:g} after {config.warmup_steps} steps of "
+        f"warm-up, temperature {config.temperature:g}, {config.layout} micro-batches of at most "
+        f"{config.max_tokens_per_microbatch:,} tokens"
+    )
+
+
+def _engine(engine: Engine) -> str:
+    said = f"{type(engine).__name__}, contexts of at most {engine.context_tokens:,} tokens"
+    return f"{said}, {engine.dtype}" if hasattr(engine, "dtype") else said
+
+
+def _chat(engine: Engine) -> str:
+    """Return the format of calls, what shows the tools, and the texts that end a turn, as far as they are known."""
+    tokenizer = engine.tokenizer
+    known = getattr(tokenizer, "response_format", None)
+    own = "the tokenizer's own" if getattr(tokenizer, "response_template", None) is not None else "none"
+    said = [f"format of calls: {known.name if known is not None else own}"]
+    if hasattr(tokenizer, "tools_shown_by"):
+        by = tokenizer.tools_shown_by
+        said.append(f"tools are shown by the {by}" if by else "tools are not shown")
+    stops = engine.stop_ids if isinstance(engine, TransformersEngine) else getattr(tokenizer, "stop_ids", ())
+    if stops:
+        said.append(f"a turn ends at {' or '.join(tokenizer.decode([stop]) for stop in sorted(stops))}")
+    return "; ".join(said)
+
+
+def _seconds(rollouts: int, speed: Speed) -> str:
+    """Return the expected seconds of a step for a number of tokens in each rollout; "" if a speed is unknown."""
+    if not speed.sampled or not speed.trained:
+        return ""
+    tokens = rollouts * PER
+    collect, train = tokens / speed.sampled, tokens / speed.trained
+    return (
+        f"; each {PER} tokens in every rollout take about {collect + train:,.0f} s: {collect:,.0f} to sample "
+        f"({speed.sampled:,.0f} tokens/s), {train:,.0f} to train ({speed.trained:,.0f} tokens/s)"
+    )
+
+
+def _memory(facts: "TrainerFacts", engine: Engine) -> dict[str, int]:
+    """Return the bytes of each part of the run in this process, at most."""
+    memory = facts.memory
+    parts = {"weights": memory.weights, "optimizer": memory.optimizer, "activations": memory.activations}
+    if not isinstance(engine, TransformersEngine):
+        return parts
+    return parts | {"engine's weights": engine.memory.weights, "KV cache": engine.memory.kv}
+
+
+def _warnings(run: RunConfig, trainer: "Trainer", needed: int, usable: int) -> list[str]:
+    """Return a warning with what to set if the run may need more memory than there is."""
+    if needed <= usable:
+        return []
+    tokens = trainer.config.max_tokens_per_microbatch or 0
+    ways = [f"train.max_tokens_per_microbatch {tokens // 2}"] if tokens > 1 else []
+    ways += [] if run.train.gradient_checkpointing else ["train.gradient_checkpointing"]
+    ways.append("a smaller engine.slots or engine.context_tokens")
+    return [
+        f"The run may need {needed / GIB:.1f} GiB of memory, but there are {usable / GIB:.1f}; set {', '.join(ways)}."
+    ]
