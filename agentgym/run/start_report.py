@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentgym.causal_lm.model_defaults import LARGE
 from agentgym.engines.base import Engine
 from agentgym.engines.transformers.engine import TransformersEngine
 from agentgym.environments.env import Env
@@ -52,7 +51,7 @@ async def measure_speed(trainer: "Trainer", engine: Engine) -> Speed:
     Nothing is measured for a model of at most 50 million weights, whose steps are short. Sampling is measured only in
     the embedded engine.
     """
-    if trainer.describe().weights <= LARGE:
+    if not trainer.describe().is_large:
         return Speed()
     trained = await asyncio.to_thread(trainer.probe, PROBE_S)
     sampled = await _sampling_speed(engine) if isinstance(engine, TransformersEngine) else None
@@ -144,15 +143,10 @@ def _chat(engine: Engine) -> str:
 
 
 def _seconds(rollouts: int, speed: Speed) -> str:
-    """Return the expected seconds of a step for a number of tokens in each rollout; "" if a speed is unknown."""
-    if not speed.sampled or not speed.trained:
-        return ""
-    tokens = rollouts * PER
-    collect, train = tokens / speed.sampled, tokens / speed.trained
-    return (
-        f"; each {PER} tokens in every rollout take about {collect + train:,.0f} s: {collect:,.0f} to sample "
-        f"({speed.sampled:,.0f} tokens/s), {train:,.0f} to train ({speed.trained:,.0f} tokens/s)"
-    )
+    """Return the expected seconds of a step for a number of tokens in each rollout, as far as speeds are known."""
+    known = {"to sample": speed.sampled, "to train": speed.trained}
+    parts = [f"{rollouts * PER / rate:,.0f} s {what} ({rate:,.0f} tokens/s)" for what, rate in known.items() if rate]
+    return f"; each {PER} tokens in every rollout take about {' and '.join(parts)}" if parts else ""
 
 
 def _memory(facts: "TrainerFacts", engine: Engine) -> dict[str, int]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from agentgym.causal_lm.model_defaults import OVERHEAD, Device, ModelShape, micro_batch_tokens, threads
+from agentgym.causal_lm.model_defaults import LARGE, OVERHEAD, Device, ModelShape, micro_batch_tokens, threads
 from agentgym.machine.resources import usable_memory, usable_processors
 from agentgym.train.config import TrainConfig
 from agentgym.train.distributed import Ranks
@@ -49,6 +49,11 @@ class TrainerFacts:
     dtype: str
     device: str
     memory: TrainerMemory
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the model has so many weights that a step takes long."""
+        return self.weights > LARGE
 
 
 def describe(config: TrainConfig, policy: PolicyModel, ranks: Ranks) -> TrainerFacts:

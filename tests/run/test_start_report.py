@@ -45,10 +45,13 @@ async def test_all_weights_are_named_as_trained_with_method_full() -> None:
 
 
 async def test_measured_speeds_give_the_seconds_of_a_step() -> None:
-    said = (await report_of(CONFIG, Speed(sampled=60.0, trained=30.0))).lines[4]
-    assert said.endswith(
-        "each 100 tokens in every rollout take about 30 s: 10 to sample (60 tokens/s), 20 to train (30 tokens/s)"
-    )
+    told = "; each 100 tokens in every rollout take about "
+    for speed, said in {
+        Speed(sampled=60.0, trained=30.0): f"{told}10 s to sample (60 tokens/s) and 20 s to train (30 tokens/s)",
+        Speed(trained=30.0): f"{told}20 s to train (30 tokens/s)",
+        Speed(): "at most 12 tokens a turn",
+    }.items():
+        assert (await report_of(CONFIG, speed)).lines[4].endswith(said)
 
 
 async def test_a_run_that_may_not_fit_is_warned_of_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +73,7 @@ async def test_only_a_large_models_speed_is_measured_and_its_samples_stay_the_sa
         assert await measure_speed(trainer, engine) == Speed()
         before = await drawn(engine)
         await engine.release("s")
-        monkeypatch.setattr(reports, "LARGE", 1000)
+        monkeypatch.setattr(memory, "LARGE", 1000)
         monkeypatch.setattr(reports, "PROBE_S", 300.0)  # so that a busy machine samples all of the tokens
         speed = await measure_speed(trainer, engine)
         assert (speed.sampled or 0) > 0

@@ -1,6 +1,8 @@
 """A transformers model for the embedded engine: forward passes over KV slots, sampling, and scores."""
 
 import math
+import mmap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +123,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # A first write takes a whole page, and a huge one holds whole contexts.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
 
 
 class SlotCache:

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import itertools
+import os
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from agentgym.engines.transformers import shared_prefix, slot_attention
 from agentgym.engines.transformers.batcher import Batcher, Request
 from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.engines.transformers.lora import _adding, _Delta, _merged
-from agentgym.engines.transformers.model import InferenceModel
+from agentgym.engines.transformers.model import InferenceModel, SlotCache
 from agentgym.errors import EngineError
 from agentgym.types.arrays import Floats
 from agentgym.types.completion import Completion, Sampling, Version
@@ -798,3 +799,18 @@ def test_an_adapter_on_bfloat16_weights_gives_the_same_result_as_the_trainer(dor
         wanted = theirs(inputs).float()
         gaps = [(ours(inputs).float() - wanted).abs().mean() for ours in (layer, merged)]
     assert gaps[0] < gaps[1] / 2
+
+
+def test_a_cpus_kv_takes_memory_only_when_it_is_written() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    config = build(head_dim=8).config
+    before = resident()
+    cache = SlotCache(config, 64, 40_000, dtype=torch.float32, device=torch.device("cpu"))
+    assert cache.nbytes == 2 * 2 * 64 * 2 * 40_001 * 8 * 4
+    assert resident() - before < cache.nbytes // 8
+    for slot in range(64):
+        cache.copy(slot, (slot + 1) % 64, slice(0, 100))
+    assert resident() - before < cache.nbytes // 8
+    assert not cache._all[:, :, ::9, :, ::999].any()
