@@ -5,7 +5,7 @@ from agentgym.chat.formats.tagged import Tags, read_tagged
 from agentgym.chat.reasoning import TAGGED_CALL
 
 _TAGS = Tags(
-    call=r"<tool_call>\s*+(?P<name>[^\s<{\[]++)(?=\s*+(?:<arg_key>|</tool_call>|\Z))",
+    call=r"<tool_call>\s*+(?P<name>[^\s<{\[(]++)(?=\s*+(?:<arg_key>|</tool_call>|\Z))",
     argument=r"<arg_key>(?P<key>[^<]++)</arg_key>\s*+<arg_value>",
     argument_mark="<arg_key>",
     value_end="</arg_value>",
