@@ -31,7 +31,8 @@ def _read(text: str, tools: Tools) -> Reading:
             behind = listed[cursor.at :]
             if meant or not behind.strip():
                 return Reading(joined([before, behind, after]), calls)
-    return LLAMA.read(joined([before, listed, after]), tools)
+    read = LLAMA.read(joined([before, listed, after]), tools)
+    return read if read.calls or not mark else Reading(text.strip(), [])
 
 
 LLAMA4 = ResponseFormat(

@@ -23,11 +23,14 @@ CALL_MARKS = (
     "<function_call",
     "<|tool_call",
     "<|python_tag|>",
+    "<|python_start|>",
+    "functools[",
     "[TOOL_CALLS]",
     "<｜tool▁call",
     "<｜DSML｜",
     "<invoke name=",
     "<minimax:tool_call",
+    "]<]minimax[>[<tool_call",
     "<|channel|>commentary to=",
     "to=functions.",
 )
@@ -125,9 +128,19 @@ class ResponseFormat:
         for opening, _ in self.call_marks:
             if opening in content:
                 return True
-        if not tools:
-            return False
-        return _has_line_of_call(content) or _names_tool(content, tools)
+        return looks_like_call(content, tools)
+
+
+def looks_like_call(text: str, tools: Tools) -> bool:
+    """Return whether a text without calls was meant as a call in any format.
+
+    It was if there are tools, and a line begins with a family's mark or the text with a JSON object that names a tool.
+
+    Args:
+        text: The text, without reasoning.
+        tools: The schemas of the tools.
+    """
+    return bool(tools) and (_has_line_of_call(text) or _names_tool(text, tools))
 
 
 def _any_malformed(calls: Sequence[ToolCall]) -> bool:
@@ -142,7 +155,7 @@ _LINE_OF_CALL = re.compile(rf"^[ \t]*+(?:{'|'.join(map(re.escape, CALL_MARKS))})
 
 def _has_line_of_call(text: str) -> bool:
     """Return whether a line begins with a mark of calls. Most texts have no character that a mark begins with."""
-    may = "<" in text or "[TOOL" in text or "to=" in text
+    may = "<" in text or "[" in text or "to=" in text
     return may and _LINE_OF_CALL.search(text) is not None
 
 

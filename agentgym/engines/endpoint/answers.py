@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFun
 
 from agentgym.chat.formats import HERMES
 from agentgym.chat.formats.calls import raw_call
+from agentgym.chat.formats.response_format import Tools, looks_like_call
 from agentgym.chat.message_chat import estimated_tokens
 from agentgym.chat.parsing import message_of
 from agentgym.chat.reasoning import split_reasoning
@@ -163,11 +164,12 @@ def reasoning_field(answer: Answer) -> str | None:
     return "content" if parts_read(read.content).reasoning else None
 
 
-def completion_of(answer: Answer, *, in_prompt: bool, names: SentNames) -> MessageCompletion:
+def completion_of(answer: Answer, tools: Tools, *, in_prompt: bool, names: SentNames) -> MessageCompletion:
     """Convert the first choice of a response to a MessageCompletion. The caller must set its cost, which is 0.
 
     Args:
         answer: The response.
+        tools: The schemas of the tools.
         in_prompt: Whether the tools were described in the prompt, so that tool calls must be parsed from the text.
         names: The names under which the API got the tools.
 
@@ -178,9 +180,13 @@ def completion_of(answer: Answer, *, in_prompt: bool, names: SentNames) -> Messa
     if choice.end in _REFUSED:
         raise EngineError(f"the endpoint stopped the reply with finish_reason {choice.finish_reason!r}")
     parts = parts_read(choice.message.content)
-    message = _message_of(choice.message, parts, names, in_prompt=in_prompt)
-    if _is_no_call(choice) and "tool_calls" not in message:
-        message["tool_calls"] = [raw_call(message["content"])]
+    message = _message_of(choice.message, parts, tools, names, in_prompt=in_prompt)
+    if "tool_calls" not in message:
+        in_text = looks_like_call(message["content"], tools)
+        if in_text or _is_no_call(choice):
+            message["tool_calls"] = [raw_call(message["content"])]
+        if in_text:
+            _say_call_in_text()
     reason: FinishReason = "length" if choice.end in _LENGTH else "stop"
     for kind in parts.unread:
         _say_unread(kind)
@@ -197,15 +203,23 @@ def _say_unread(kind: str) -> None:
     )
 
 
-def _message_of(read: _Message, parts: Parts, names: SentNames, *, in_prompt: bool) -> Message:
+@cache
+def _say_call_in_text() -> None:
+    log.warning(
+        "an endpoint's reply has a tool call in its text, which is a malformed call: start its server with a parser "
+        'for the tool calls of the model, or set tools="prompt"'
+    )
+
+
+def _message_of(read: _Message, parts: Parts, tools: Tools, names: SentNames, *, in_prompt: bool) -> Message:
     content = parts.text or read.refusal or ""
     reasoning = read.reasoning_content or read.reasoning or parts.reasoning
     extra = read.extra | ({"content": read.content} if parts.reasoning else {})
     if not reasoning:  # Otherwise the endpoint itself has separated them.
         reasoning, content = split_reasoning(content)
     calls = read.tool_calls or ()
-    if in_prompt and not calls:
-        message = HERMES.parse(content, ())
+    if in_prompt and tools and not calls:
+        message = HERMES.parse(content, tools, inside=False)
     else:
         message = message_of(content, {"content": content, "tool_calls": [_read_call(call, names) for call in calls]})
         for made, call in zip(message.get("tool_calls", ()), calls, strict=True):

@@ -222,7 +222,7 @@ class Endpoint:
         answer, retries = await client.ask(request)
         self._state.reasoning_field = reasoning_field(answer) or self._state.reasoning_field
         try:
-            made = completion_of(answer, in_prompt=self.tools == "prompt" and bool(tools), names=names)
+            made = completion_of(answer, tools, in_prompt=self.tools == "prompt", names=names)
         except EngineError as error:
             error.sent_again = retries
             raise

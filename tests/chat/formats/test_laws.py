@@ -79,6 +79,12 @@ def test_a_line_that_begins_like_a_call_of_any_family_is_a_malformed_call(form: 
 
 
 @FORMATS
+def test_the_marks_of_a_format_are_known_to_all_others(form: ResponseFormat) -> None:
+    for opening, _ in form.call_marks:
+        assert any(opening.startswith(mark) for mark in CALL_MARKS), opening
+
+
+@FORMATS
 @pytest.mark.parametrize(
     "text",
     [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
+from agentgym.engines.endpoint import answers as endpoint_answers
 from agentgym.engines.scripted import Scripted, say
 from agentgym.evals.report import score_lines
 from agentgym.exports.conversations import openai_line, sft_line
@@ -316,6 +317,28 @@ async def test_a_reply_that_was_filtered_fails_the_rollout_at_once(reason: str) 
     rollout, server = await play(lambda request, number: said("", reason=reason, usage=EMPTY))
     assert f"the endpoint stopped the reply with finish_reason {reason!r}" in str(rollout.error)
     assert len(server.requests) == 1
+
+
+CALL_TEXTS = [
+    '<tool_call>\n{"name": "price", "arguments": {"of": "tea"}}\n</tool_call>',
+    '{"name": "price", "arguments": {"of": "tea"}}',
+    "I look it up.\n<function=price><parameter=of>tea</parameter></function>",
+]
+
+
+@pytest.mark.parametrize("text", CALL_TEXTS)
+async def test_a_call_in_the_text_of_a_reply_is_malformed_and_the_servers_parser_named(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint_answers._say_call_in_text.cache_clear()
+    rollout, _ = await play(lambda request, number: said("3" if number else text))
+    assert (rollout.reward, rollout.metrics["malformed_calls"]) == (1.0, 1.0)
+    assert "start its server with a parser" in caplog.text
+
+
+async def test_with_tools_in_the_prompt_a_call_without_its_tags_is_told() -> None:
+    rollout, _ = await play(lambda request, number: said("3" if number else CALL_TEXTS[1]), tools="prompt")
+    assert (rollout.reward, rollout.metrics["malformed_calls"]) == (1.0, 1.0)
 
 
 async def test_a_judge_that_thinks_in_its_text_is_read_behind_the_thought() -> None:
