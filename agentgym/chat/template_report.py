@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from agentgym.chat.chat import Chat
 from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.chat.tools_check import TO_DO, why_not_template
 from agentgym.types.messages import Message, ToolCall
 
 ARGUMENTS = {"text": 'a "b"\n é <c>', "count": 2}
@@ -140,13 +141,19 @@ def _exact(tokenizer: ChatTokenizer) -> str:
     return ""
 
 
+def _why_text(tokenizer: ChatTokenizer) -> str:
+    """Return why a call is parsed as text, and what to do."""
+    problem = why_not_template(tokenizer) if hasattr(tokenizer, "tools_shown_by") else None
+    return "give the tokenizer a response_template" if problem is None else f"{problem}; {TO_DO}"
+
+
 def _round_trip(tokenizer: ChatTokenizer) -> str:
     """Check that a call and a text are parsed back from what the template writes for them. Return the problem or ""."""
     body, _ = _turn(tokenizer, [_CALLED], TOOLS)
     read = tokenizer.parse(body, TOOLS)
     calls = [call["function"] for call in read.get("tool_calls", ())]
     if not calls:
-        return f"a call is parsed as text, {body!r}; give the tokenizer a response_template"
+        return f"a call is parsed as text, {body!r}; {_why_text(tokenizer)}"
     if calls != [{"name": "note", "arguments": ARGUMENTS}]:
         return f"a call is parsed back as {calls[0]}"
     said = tokenizer.parse(_turn(tokenizer, [_SAID], [])[0], [])

@@ -5,10 +5,11 @@ from typing import Any
 from weakref import WeakSet
 
 _LOG = logging.getLogger(__name__)
-_TO_DO = (
+TO_DO = (
     "set tools='prompt' (--tools prompt), which lists them in the system prompt and reads calls in the Hermes form, or "
     "pass a chat template that shows them and whose calls are known (--chat-template)"
 )
+"""What to do if the chat template alone doesn't make tools usable."""
 _warned: "WeakSet[Any]" = WeakSet()
 """The tokenizers that were warned of."""
 
@@ -30,10 +31,10 @@ def check_tools(tokenizer: Any) -> None:
     if problem is None or setting == "prompt":
         return
     if setting == "refuse":
-        raise ValueError(f"tools: {problem}; {_TO_DO}")
+        raise ValueError(f"tools: {problem}; {TO_DO}")
     _warned.add(tokenizer)
     if setting == "template":
-        _LOG.warning("tools: %s; %s", problem, _TO_DO)
+        _LOG.warning("tools: %s; %s", problem, TO_DO)
     else:
         _LOG.warning(
             "tools: %s, so the tools are listed in the system prompt, and calls are read in %s (docs/templates.md)",

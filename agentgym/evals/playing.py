@@ -14,6 +14,7 @@ from agentgym.environments.task_sandboxes import open_sandboxes
 from agentgym.evals.opening import Model, open_engine
 from agentgym.hub import of_field
 from agentgym.rollouts.rollout import rollout
+from agentgym.rollouts.rollout_warnings import check_env_tools
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.scheduling.group_state import CANCELLED, attempt_seed, failed_rollout
@@ -95,6 +96,7 @@ async def open_playing(
     """
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(open_engine(model))
+        check_env_tools(env, engine)
         named: dict[str, Engine] = {}
         for name, asked in models.items():
             with of_field(model=f"models[{name!r}]", engine=f"models[{name!r}]"):

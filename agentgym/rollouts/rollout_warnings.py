@@ -8,11 +8,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.chat.tools_check import check_tools
 from agentgym.engines.base import Engine
 from agentgym.engines.messages import MessageEngine
 from agentgym.environments.env import Env
+from agentgym.environments.mixture import Mixture
 from agentgym.environments.rewards import ZERO
 from agentgym.store.tool_counts import calls_in, is_malformed
+from agentgym.tools.tool import class_tools
 from agentgym.types.rollout import Rollout
 from agentgym.types.transcript import printable, shorten
 
@@ -63,6 +66,19 @@ def warn_of_short_context(env: type[Env[Any]], engine: Engine) -> None:
         held,
         wanted,
     )
+
+
+def check_env_tools(env: type[Env[Any]], engine: Engine) -> None:
+    """Check, before the first rollout, that the engine's chat template lets the model use the env's tools.
+
+    Tools that an instance of the env adds are checked in its rollouts.
+
+    Raises:
+        ValueError: If the tokenizer refuses tools that its chat template doesn't show.
+    """
+    members: list[type] = [member.env for member in env.members.values()] if issubclass(env, Mixture) else [env]
+    if not isinstance(engine, MessageEngine) and any(class_tools(member) for member in members):
+        check_tools(engine.tokenizer)
 
 
 LEAST_OFFERED = 8

@@ -30,6 +30,7 @@ from agentgym.files import names
 from agentgym.files.folder_lock import LockedFolder
 from agentgym.hub import of_field
 from agentgym.judges.model_roles import unasked
+from agentgym.rollouts.rollout_warnings import check_env_tools
 from agentgym.run.callbacks import Callback, Callbacks
 from agentgym.run.collector import Collector
 from agentgym.run.colocation import lent_memory
@@ -110,6 +111,7 @@ async def run_loop(
         check_data_types(trainer.dtype, getattr(collector.engine, "dtype", ""))
         if run.train.method == "full":
             weights_engine(collector.engine)
+        check_env_tools(env, collector.engine)
         for each in members_of(env) if first else ():
             warn_of_engine_limits(each, collector.engine)
         record.name_tokens(collector.token_bytes())

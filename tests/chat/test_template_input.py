@@ -3,15 +3,18 @@
 import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import agentgym as ag
 from agentgym.chat.chat import Chat
+from agentgym.chat.template_report import check_template
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.endpoint.requests import prompt_messages
 from agentgym.engines.scripted import Scripted, calls, say
+from agentgym.rollouts.step_result import read_reset
 from agentgym.types.messages import Message
 from tests.support.family_tokenizers import family_tokenizer, trl_names, trl_template
 
@@ -93,6 +96,41 @@ def test_a_call_of_a_history_is_shown_once_encoded_with_every_real_template(
     text = Chat(tokenizer, [LOOK], task.prompt).text
     assert shows(text)
     assert all(said in text for said in ("Go.", "Nobody there.", "And now?"))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (json.dumps(ARGUMENTS), ARGUMENTS),
+        ("", {}),
+        (" ", {}),
+        ("{}", {}),
+        ('{"place": ', '{"place": '),
+        ("[1]", "[1]"),
+        ('{"far": NaN}', '{"far": NaN}'),
+        (ARGUMENTS, ARGUMENTS),
+    ],
+)
+def test_arguments_in_openais_form_become_objects_in_a_task_and_in_an_envs_first_messages(
+    written: Any, read: Any
+) -> None:
+    task = ag.Task(id="1", prompt=[user("Go."), called(written), result("Nobody.")])
+    first = read_reset(([user("Go."), called(written), result("Nobody.")], {}), "Look.reset")
+    for message in (task.prompt[1], first[1]):
+        assert message["tool_calls"][0]["function"]["arguments"] == read
+
+
+def test_a_call_that_a_model_wrote_wrongly_stays_as_it_wrote_it() -> None:
+    wrong = called('{"name": 5}')
+    wrong["tool_calls"][0]["function"]["name"] = ""
+    assert ag.Task(id="1", prompt=[user("Go."), wrong]).prompt[1] == wrong
+
+
+@pytest.mark.parametrize("arguments", ["oops", '{"place": '])
+def test_a_malformed_call_without_text_is_shown_in_a_history(arguments: str) -> None:
+    for made in (tokenizer_of(CHATML), real("qwen3_5_think"), real("glm4moe"), real("deepseekv3")):
+        text = Chat(made, [LOOK], [user("Go."), called(arguments), result("bad JSON"), user("And now?")]).text
+        assert arguments in text or json.dumps(arguments)[1:-1] in text
 
 
 def test_a_call_beside_text_is_shown_with_every_real_template(tokenizer: HuggingFaceTokenizer) -> None:
@@ -285,6 +323,27 @@ async def test_tools_that_a_template_does_not_show_can_be_refused(caplog: pytest
     )
     await played(tokenizer_of(CHATML, tools="template"))
     assert "set tools='prompt'" in caplog.text
+
+
+async def test_an_evaluation_refuses_tools_that_are_not_shown_before_its_first_rollout(tmp_path: Path) -> None:
+    engine = Scripted(["a cat"], tokenizer=tokenizer_of(CHATML, tools="refuse"), end="<|im_end|>")
+    tasks = [ag.Task(id="1", prompt="What is in the attic?")]
+    with pytest.raises(ValueError, match=r"^tools: the chat template shows no tools to the model; set tools='prompt'"):
+        await ag.evaluate(Look, engine, tasks=tasks, output_dir=tmp_path / "out")
+
+
+async def test_a_run_refuses_tools_that_are_not_shown_before_its_first_rollout(tmp_path: Path) -> None:
+    run = ag.RunConfig(
+        env="chase", model="tiny", output_dir=tmp_path / "run", chat_template=CHATML, tools="refuse", eval_tasks=0
+    )
+    with pytest.raises(ValueError, match=r"^tools: the chat template shows no tools to the model; set tools='prompt'"):
+        await ag.train_policy(run)
+
+
+def test_the_report_on_a_template_names_the_cause_of_calls_that_are_read_as_text() -> None:
+    made = {check.name: check for check in check_template(tokenizer_of(CHATML, tools="template"))}
+    assert "the chat template shows no tools to the model; set tools='prompt'" in made["tool calls"].detail
+    assert all(check.ok for check in check_template(tokenizer_of(CHATML)))
 
 
 async def test_tools_that_the_template_shows_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
