@@ -24,7 +24,8 @@ ENGINE = ag.SGLangConfig(
     colocate="drop",
     slots=128,
     context_tokens=8192,
-    arguments="--mem-fraction-static 0.6",  # of the memory that the trainer leaves free
+    # The fraction is of the memory that the trainer leaves free. The trainer's logits are float32, too.
+    arguments="--mem-fraction-static 0.6 --enable-fp32-lm-head",
 )
 EVALUATION = ag.Sampling(temperature=0.7, top_p=0.8, top_k=20)
 """The sampling that the model card recommends for answers without thinking."""

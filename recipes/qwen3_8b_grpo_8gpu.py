@@ -13,7 +13,9 @@ RECIPE = replace(
     one_gpu.RECIPE,
     recipe="qwen3_8b_grpo_8gpu",
     model="Qwen/Qwen3-8B",
-    engine=replace(one_gpu.ENGINE, colocate="off", servers=4, arguments="--mem-fraction-static 0.85"),
+    engine=replace(
+        one_gpu.ENGINE, colocate="off", servers=4, arguments="--mem-fraction-static 0.85 --enable-fp32-lm-head"
+    ),
     # A token sampled by an older policy is weighted by how much likelier it has become, or masked.
     train=replace(one_gpu.TRAIN, clip_eps_high=0.2, importance_sampling="token_mask"),
     max_staleness=1,

@@ -52,7 +52,8 @@ def server_parser() -> argparse.ArgumentParser:
     for number in ("--port", "--context-length", "--max-running-requests", "--max-lora-rank"):
         made.add_argument(number, type=int)
     made.add_argument("--mem-fraction-static", type=float)
-    made.add_argument("--enable-lora", action="store_true")
+    for switch in ("--enable-lora", "--enable-fp32-lm-head"):
+        made.add_argument(switch, action="store_true")
     made.add_argument("--lora-target-modules", nargs="+")
     return made
 

@@ -4,6 +4,7 @@ An invalid response raises an error, and is never repaired.
 """
 
 import json
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -37,6 +38,8 @@ class ServerFacts(NamedTuple):
     """Number of processes over which the weights are split (tensor parallelism)."""
     dtype: str = ""
     """The dtype of the weights, such as float32; empty if the server doesn't report it."""
+    version: tuple[int, ...] = ()
+    """The server's version, such as (0, 5, 23); empty if it doesn't report one."""
     lora: bool = False
     """Whether the server accepts adapters. Such a server doesn't accept pushed weights, because it names its weights
     differently.
@@ -58,11 +61,18 @@ def server_facts(info: Any, server: str) -> ServerFacts:
             weight_version=info.get("weight_version"),
             tp=int(info.get("tp_size") or 1),
             dtype=str(info.get("dtype") or "").removeprefix("torch."),
+            version=_version(info.get("version")),
             lora=bool(info.get("enable_lora")),
         )
     except _BROKEN as error:
         why = f"{type(error).__name__}: {error}"
         raise EngineError(f"{server}/server_info: not an SGLang server's response: {why}") from None
+
+
+def _version(said: Any) -> tuple[int, ...]:
+    """Return the numbers that a version such as "0.5.17.post1" starts with."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", str(said))
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def completion_of(body: Any, version: int, *, named: bool = True, ours: str | None = None) -> Completion:

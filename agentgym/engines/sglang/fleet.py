@@ -183,8 +183,8 @@ class Fleet:
         if self.config.adapters == "disk":
             await asyncio.to_thread(write_adapter, given, self._folder / name)
             return PolicyVersion(name, version, digest=digest), AdapterFolder(name, self._folder / name)
-        tps = [server.tp for server in self.servers]
-        packed = await asyncio.to_thread(PackedAdapter, name, given, tps=tps)
+        receivers = [server.receiver for server in self.servers]
+        packed = await asyncio.to_thread(PackedAdapter, name, given, receivers=receivers)
         return PolicyVersion(name, version, digest=digest), packed
 
     async def _spread(self, policy: PolicyVersion, payload: Payload | None) -> None:
@@ -259,7 +259,7 @@ class Fleet:
 
     async def check(self, server: Server) -> None:
         """Mark the server as lost if it doesn't respond."""
-        if server.alive and await server.ready(self.config.health_s) is None:
+        if server.alive and not await server.responds(self.config.health_s):
             self.lose(server)
 
     def move(self, old: str, new: str) -> None:

@@ -17,8 +17,8 @@ from agentgym.engines.sglang.answers import (
     server_facts,
 )
 from agentgym.engines.sglang.http import Answer, JsonClient, encoded
-from agentgym.engines.sglang.launching.process import ServerProcess
-from agentgym.engines.sglang.policies.payloads import Payload, PolicyVersion
+from agentgym.engines.sglang.launching.process import ServerProcess, readiness
+from agentgym.engines.sglang.policies.payloads import Payload, PolicyVersion, Receiver
 from agentgym.engines.sglang.prompts import Prompt
 from agentgym.errors import EngineError, WireError
 from agentgym.types.arrays import Floats
@@ -36,6 +36,8 @@ _IDLE_S = 0.05
 """Seconds between two checks of whether a server is idle."""
 _AGAIN_S = 0.5
 """Seconds between two checks of whether a server samples."""
+SPLIT_ADAPTERS = (0, 5, 17)
+"""The first version of SGLang in which each process of a server gets its own copy of an adapter."""
 _COME_BACK = (429, 502, 503, 504)
 """HTTP statuses after which the same request may succeed later. A server or a gateway in front of it returns them."""
 
@@ -92,8 +94,8 @@ class Server:
         """Whether the server was paused and hasn't been resumed since."""
         self.adapters: set[str] = set()
         """Names of the adapters that this client had the server load, and that may still be loaded."""
-        self.tp = 1
-        """Number of processes over which the server's weights are split. Each process gets a copy of every upload."""
+        self.receiver = Receiver()
+        """The format of uploads to the server."""
         self._loaded: set[str] = set()
         self._weights: str | None = ""
         """Name of the weights that were pushed last; empty for the model's original ones. None if it is unknown,
@@ -136,18 +138,24 @@ class Server:
             raise EngineError(f"{self}: has no /server_info, so it is not an SGLang server; check the URL")
         info = self._checked("/server_info", answer)
         facts = server_facts(info, str(self))
-        self._first_weights, self.tp = facts.weight_version, facts.tp
+        self._first_weights = facts.weight_version
+        self.receiver = Receiver(facts.tp, shares_adapters=() < facts.version < SPLIT_ADAPTERS)
         return facts
 
     async def ready(self, timeout_s: float) -> int | None:
-        """Return the HTTP status of /ready, or None if there is no response.
-
-        The status is 200 if the server accepts requests. While the server is paused, the status is a different one.
-        """
+        """Return the HTTP status of `readiness`, or None if there is no response."""
         try:
-            return (await self.client.get("/ready", timeout_s=timeout_s)).status
+            return await readiness(self.client, timeout_s)
         except (ConnectionError, WireError):
             return None
+
+    async def responds(self, timeout_s: float) -> bool:
+        """Return whether the server's HTTP part responds, even if it is paused or has no /ready."""
+        try:
+            await self.client.get("/ready", timeout_s=timeout_s)
+        except (ConnectionError, WireError):
+            return False
+        return True
 
     async def samples(self, timeout_s: float) -> bool:
         """Return whether the server can sample one id within `timeout_s` seconds.
@@ -250,7 +258,7 @@ class Server:
         # Recorded before the request: if the connection breaks, it is unknown whether the server has loaded the
         # adapter.
         self.adapters.add(policy.lora)
-        for path, body in payload.requests(self.tp):
+        for path, body in payload.requests(self.receiver):
             self._taken(await self._try(path, body, _LOAD_S))
         self._loaded.add(policy.lora)
 
@@ -258,13 +266,17 @@ class Server:
         """Replace the server's weights, with one request for each bucket of tensors."""
         await self.idle()
         self._weights = None
-        self._taken(await self._try("/begin_weight_update", {}, _LOAD_S))
+        begun = await self._try("/begin_weight_update", {}, _LOAD_S)
+        has_sessions = begun.status != 404  # before SGLang 0.5.21, each request is an update of its own
+        if has_sessions:
+            self._taken(begun)
         try:
-            requests = payload.requests(self.tp)
+            requests = payload.requests(self.receiver)
             while (request := await asyncio.to_thread(next, requests, None)) is not None:  # reads and packs
                 self._taken(await self._try(*request, _LOAD_S))
         finally:
-            self._taken(await self._try("/end_weight_update", {}, _LOAD_S))
+            if has_sessions:
+                self._taken(await self._try("/end_weight_update", {}, _LOAD_S))
         await self.idle()
         self._weights = policy.weights
 

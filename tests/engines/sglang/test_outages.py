@@ -338,7 +338,10 @@ async def test_a_boolean_is_not_a_token_id() -> None:
 @pytest.mark.parametrize(
     ("paths", "said"),
     [
-        ({"ready": giving((404, None))}, "has no /ready: it is not an SGLang server, or is older than 0.5.23"),
+        (
+            {"ready": giving((404, None)), "health_generate": giving((404, None))},
+            "has neither /ready nor /health_generate: it is not an SGLang server, or is older than 0.5.16",
+        ),
         ({"server_info": giving((404, "<!DOCTYPE html>" * 99))}, "has no /server_info, so it is not an SGLang server"),
         ({"server_info": giving("hello")}, "not an SGLang server's response"),
     ],

@@ -20,7 +20,12 @@ Progress = Callable[[str], None]
 _POLL_S = 0.25
 _GRACE_S = 10.0
 """Seconds for a server to exit before it is killed. SGLang checks for a signal every 5 s, then cleans up."""
-NOT_SGLANG = "has no /ready: it is not an SGLang server, or is older than 0.5.23; install SGLang 0.5.23 or newer"
+NOT_SGLANG = (
+    "has neither /ready nor /health_generate: it is not an SGLang server, or is older than 0.5.16; install SGLang "
+    "0.5.16 or newer"
+)
+_SAMPLED_S = 30.0
+"""Timeout, in seconds, of a health check that samples an id, to which a server takes up to 20 s to respond."""
 _LOG_TAIL = 20
 """Number of lines from the end of a server's log that an error quotes."""
 _SUPERVISE = Path(__file__).with_name("supervise.py")
@@ -32,6 +37,24 @@ _TORCHRUNS = (
 """Variables, besides TORCHELASTIC_*, in which torchrun tells a training process its rank. A server that inherited
 them would wait for the trainers' process group.
 """
+
+
+async def readiness(client: JsonClient, timeout_s: float) -> int:
+    """Return the HTTP status of a server's readiness: 200 if it accepts requests and isn't paused.
+
+    It is that of /ready. SGLang before 0.5.20 has none; for such a server it is that of /health_generate, which samples
+    an id. It is 404 if there is neither.
+
+    Args:
+        client: A client of the server.
+        timeout_s: Timeout of the response from /ready.
+
+    Raises:
+        ConnectionError: If there is no response.
+        WireError: If the response is invalid.
+    """
+    status = (await client.get("/ready", timeout_s=timeout_s)).status
+    return status if status != 404 else (await client.get("/health_generate", timeout_s=_SAMPLED_S)).status
 
 
 def server_environment(gpus: Sequence[str] = ()) -> dict[str, str]:
@@ -140,7 +163,7 @@ class ServerProcess:
         if self.pid is None:
             raise EngineError(f"the server ended during startup: {self._why()}")
         with suppress(ConnectionError):
-            status = (await client.get("/ready", timeout_s=5.0)).status
+            status = await readiness(client, 5.0)
             if status == 404:
                 raise EngineError(f"the server {NOT_SGLANG}")
             return status == 200
