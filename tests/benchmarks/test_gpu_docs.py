@@ -164,7 +164,7 @@ def test_a_recipe_fits_into_80_gb_by_the_count(run: ag.RunConfig) -> None:
     assert run.train.max_tokens_per_microbatch is not None
     assert isinstance(run.engine, ag.SGLangConfig)
     trained = memory.total_bytes(run.train.max_tokens_per_microbatch, gpus=1)
-    share = float(run.engine.arguments.split()[-1])
+    share = server_parser().parse_args(run.engine.arguments.split()).mem_fraction_static
     if run.engine.colocate == "off":
         assert trained < 0.9 * 79 * GIB
         assert share * 79 * GIB > 2 * memory.weight_bytes

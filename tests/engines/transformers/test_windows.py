@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import transformers
 
 from agentgym.engines.transformers.batcher import Batcher, Request
 from agentgym.engines.transformers.model import InferenceModel
+from agentgym.train.config import TrainConfig
+from agentgym.train.trainer import Trainer
 from agentgym.types.completion import Completion, Sampling
 
 CONTEXT, WINDOW, VOCABULARY = 96, 8, 61
@@ -130,3 +133,14 @@ def test_the_window_of_these_models_matters(name: str) -> None:
 def test_the_fast_decoder_is_used_if_the_whole_context_is_in_the_window(name: str, context: int, fast: bool) -> None:
     policy = InferenceModel(build(name), slots=2, context=context, threads=1)
     assert (policy._dense is not None) == fast
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma2", "gemma3"])
+def test_the_trainer_agrees_with_the_engine_beyond_the_window(name: str, layout: Any, tmp_path: Path) -> None:
+    build(name).save_pretrained(tmp_path)
+    policy = InferenceModel(build(name), slots=2, context=CONTEXT, threads=1)
+    ids = drawn(6 * WINDOW, 0)
+    with Trainer(tmp_path, TrainConfig(device="cpu", layout=layout)) as trainer:
+        trained = trainer.score(ids, sampling=Sampling())
+    np.testing.assert_allclose(policy.score(np.array(ids), 1.0), trained, atol=1e-4)
