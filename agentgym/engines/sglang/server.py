@@ -267,7 +267,7 @@ class Server:
         await self.idle()
         self._weights = None
         begun = await self._try("/begin_weight_update", {}, _LOAD_S)
-        has_sessions = begun.status != 404  # before SGLang 0.5.21, each request is an update of its own
+        has_sessions = begun.status != 404  # before SGLang 0.5.21, every request is a whole update
         if has_sessions:
             self._taken(begun)
         try:
