@@ -112,7 +112,15 @@ def test_other_json_and_words_are_an_answer(form: str, text: str) -> None:
             "a </parameter> b",
             "is <parameter=x> there",
         ),
-        *("x\n</function>\n</tool_call>\ny", "</tool_call>", "<think>no</think>", "[TOOL_CALLS]", "a</think>"),
+        *(
+            "x\n</function>\n</tool_call>\ny",
+            "a</arg_value></tool_call>b",
+            "a</parameter>\n</function>\nb",
+            "</tool_call>",
+            "<think>no</think>",
+            "[TOOL_CALLS]",
+            "a</think>",
+        ),
     ],
 )
 @pytest.mark.parametrize("form", ["hermes", "qwen_coder", "glm", "deepseek", "mistral", "mistral_list", "harmony"])
