@@ -38,6 +38,7 @@ PLANS = (
     Plan(name="branches"),
     Plan(name="engine"),
     Plan(name="train"),
+    Plan(name="microbatch"),
     Plan(name="gpu", full=None),
     Plan(name="oversample"),
     Plan(name="driver", quick=("--quick",)),
