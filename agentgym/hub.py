@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from agentgym.errors import AgentGymError
 from agentgym.errors.tracebacks import describe
+from agentgym.files.names import whole_path
 from agentgym.gguf_files import gguf_folder, is_gguf
 
 SHIPPED = {"tiny": "chase"}
@@ -46,6 +47,15 @@ def find_model(model: Path | str) -> Path | str:
         if place.is_dir():
             return place
     raise ValueError(f"model: {name!r} is not in this installation ({here / '_models'}); install agentgym again")
+
+
+def absolute_model(model: Path | str) -> Path | str:
+    """Return a model as other processes find it, from any working directory: an absolute folder, or a hub name.
+
+    Raises the errors of `find_model`.
+    """
+    found = find_model(model)
+    return whole_path(found) if exists(found) else found
 
 
 def exists(path: Path | str) -> bool:

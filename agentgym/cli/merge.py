@@ -7,7 +7,7 @@ import tyro
 
 from agentgym.cli.output import say
 from agentgym.errors import EngineError, boundary
-from agentgym.files.foreign.adapter import adapter_config, check_ranks
+from agentgym.files.foreign.adapter import TEMPLATE, adapter_config, adapter_template, check_ranks
 from agentgym.hub import find_model, refuse_unreachable
 
 
@@ -74,8 +74,9 @@ def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
         raise EngineError(f"adapter {str(adapter)!r} names no base model; give one with --base")
     with boundary(EngineError, f"adapter {str(adapter)!r}"):
         check_ranks(adapter)
+        template = adapter_template(adapter)
     from agentgym.train.policy.adapter_io import write_merged
 
     with boundary(EngineError, f"merge into {base!r}"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_merged(base, adapter, out)
+        write_merged(base, adapter, out, {} if template is None else {TEMPLATE: template})

@@ -193,6 +193,8 @@ def say_what_is_next(folder: Path, run: RunConfig, typed: str | None = None) -> 
 def _evaluations(run: RunConfig, trained: Path, typed: str | None) -> Iterator[str]:
     """Yield the command that evaluates the trained model, for each env of the run.
 
+    The folder of the trained model contains the run's chat template, so that the command needs only its variables.
+
     Args:
         run: The run.
         trained: The folder of the trained model.
@@ -207,10 +209,12 @@ def _evaluations(run: RunConfig, trained: Path, typed: str | None) -> Iterator[s
     sampling = run.held_out_sampling
     sampled = [] if sampling.temperature == 1 else ["--temperature", f"{sampling.temperature:g}"]
     sampled += [] if sampling.max_tokens is None else ["--max-tokens", str(sampling.max_tokens)]
+    pairs = [text for name, value in run.chat_template_kwargs.items() for text in (name, str(value))]
+    chat = ["--chat-template-kwargs", *pairs] if pairs else []
     values = [(*parameter_in(run.env, name), str(value)) for name, value in run.env_args.items()]
     for env in [run.env] if isinstance(run.env, str) else run.env:
         parameters = [word for of, name, value in values if of == env for word in _flag(f"--env.{name}", value)]
-        yield command("eval", typed or env, *parameters, "--model", trained, *sampled, *models)
+        yield command("eval", typed or env, *parameters, "--model", trained, *sampled, *chat, *models)
 
 
 def _flag(name: str, value: str) -> list[str]:

@@ -18,7 +18,7 @@ from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.token_bytes import bytes_of
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
-from agentgym.evals.opening import Model, is_url
+from agentgym.evals.opening import OWN_CHAT, ChatSettings, Model, is_url
 from agentgym.evals.playing import OwnPlaying, open_playing
 from agentgym.hub import exists
 from agentgym.run.cluster_config import ClusterConfig
@@ -95,6 +95,8 @@ class Job:
     seed: int
     at_once: int
     """Concurrent rollouts per worker."""
+    chat: ChatSettings = OWN_CHAT
+    """How chats with the model are rendered."""
 
 
 class EvaluationWorker:
@@ -111,7 +113,7 @@ class EvaluationWorker:
         env = open_envs(job.env, job.env_args, "auto")
         model = await enter(opened(job.model))
         models: dict[str, Model] = {name: await enter(opened(given)) for name, given in job.models.items()}
-        opening = open_playing(env, model, models, None, job.sampling, job.seed, at_once=job.at_once)
+        opening = open_playing(env, model, models, None, job.sampling, job.seed, at_once=job.at_once, chat=job.chat)
         self._playing = await enter(opening)
         return facts_of(self._playing.engine)
 
@@ -188,6 +190,7 @@ async def open_playing_on_ray(
     seed: int,
     *,
     at_once: int,
+    chat: ChatSettings,
     address: str,
     workers: int | None,
 ) -> AsyncIterator[RayPlaying]:
@@ -207,6 +210,7 @@ async def open_playing_on_ray(
         sampling=sampling,
         seed=seed,
         at_once=at_once,
+        chat=chat,
     )
     config = ClusterConfig(workers=workers)
     async with joined(address, cpus=(workers or 1) * config.worker_cpus), AsyncExitStack() as stack:

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from agentgym.engines.sglang.launching.process import free_port
-from agentgym.hub import find_model
+from agentgym.hub import absolute_model
 from agentgym.run.lost import TrainerLost
 from agentgym.run.peers import Share
 from agentgym.train import memory
@@ -102,10 +102,10 @@ class TrainerProcess:
         assert self._kept is not None
         self._kept.write_checkpoint(folder, step, run=run, keep=keep)
 
-    def write_policy(self, folder: Path, checkpoint: Path) -> None:
+    def write_policy(self, folder: Path, checkpoint: Path, files: Mapping[str, str]) -> None:
         """Write the model of the snapshot's checkpoint into `folder`."""
         assert self._kept is not None
-        self._kept.write_policy(folder, checkpoint)
+        self._kept.write_policy(folder, checkpoint, files)
 
     def close(self) -> None:
         """Close the trainer."""
@@ -142,12 +142,12 @@ class ClusterSnapshot:
         else:
             self.trainer.all_of("write_part", folder.absolute(), step, dict(run), keep)
 
-    def write_policy(self, folder: Path, checkpoint: Path) -> None:
+    def write_policy(self, folder: Path, checkpoint: Path, files: Mapping[str, str]) -> None:
         """Write the adapter, or the model from its checkpoint."""
         if self.trainer.adapts:
-            self._whole().write_policy(folder, checkpoint)
+            self._whole().write_policy(folder, checkpoint, files)
         else:
-            self.trainer.first_of("write_policy", folder.absolute(), checkpoint.absolute())
+            self.trainer.first_of("write_policy", folder.absolute(), checkpoint.absolute(), dict(files))
 
     def _whole(self) -> Snapshot:
         kept: Snapshot = self.trainer.first_of("kept")
@@ -164,7 +164,7 @@ class ClusterTrainer:
     gpus: tuple[int, ...] = ()
 
     def __init__(self, processes: Sequence[Any], model: Path | str, config: TrainConfig, *, seed: int) -> None:
-        self.model, self.config, self.seed = find_model(model), config, seed
+        self.model, self.config, self.seed = absolute_model(model), config, seed
         self._processes = list(processes)
         self._facts: TrainerFacts | None = None
         self._lost = ""

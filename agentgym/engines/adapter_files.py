@@ -4,8 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from agentgym.engines.base import Engine
+from agentgym.errors import EngineError
 from agentgym.errors.extras import needs_extra
-from agentgym.files.foreign.adapter import CONFIG, TENSORS, adapter_config, adapter_tensors
+from agentgym.files.foreign.adapter import CONFIG, TEMPLATE, TENSORS, adapter_config, adapter_tensors
 from agentgym.files.foreign.opening import is_file
 from agentgym.types.weights import Adapter
 
@@ -49,3 +51,16 @@ def read_adapter(folder: str | Path) -> Adapter:
         return Adapter(config=adapter_config(folder), tensors=load_file(adapter_tensors(folder)))
     except (OSError, ValueError, RuntimeError, MemoryError, SafetensorError) as error:
         raise ValueError(f"adapter: {str(folder)!r} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def chat_files(engine: Engine) -> dict[str, str]:
+    """Return the text of an engine's chat template by its file's name, to write next to a policy trained with it.
+
+    The result is empty if the engine's tokenizer has no single template, or isn't in this process.
+    """
+    try:
+        tokenizer = getattr(engine.tokenizer, "tokenizer", None)
+    except EngineError:  # on a cluster, a tokenizer that can't be sent stays in its process
+        return {}
+    template = getattr(tokenizer, "chat_template", None)
+    return {TEMPLATE: template} if isinstance(template, str) else {}

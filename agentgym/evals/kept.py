@@ -18,6 +18,7 @@ from agentgym.environments.env_version import warn_of_other_envs
 from agentgym.environments.mixture import parameter_values
 from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.evals.fingerprints import Fingerprints, hold_models
+from agentgym.evals.opening import ChatSettings
 from agentgym.files.disk import Refusals, write_whole
 from agentgym.files.folder_lock import FolderInUse, LockedFolder, files_in, hold_folder, make_folder
 from agentgym.files.foreign.content import read_object
@@ -39,7 +40,18 @@ PHASE = "eval"
 """The phase of an evaluation's rollouts in its store."""
 SUMMARY = "summary.json"
 """The file in the folder with the scores, which is written after all rollouts have ended."""
-MUST_AGREE = ("env", "env_args", "model", "models", "split", "seed", "sampling", "group_size")
+MUST_AGREE = (
+    "env",
+    "env_args",
+    "model",
+    "models",
+    "split",
+    "seed",
+    "sampling",
+    "group_size",
+    "chat_template",
+    "chat_template_kwargs",
+)
 """Settings that must be the same when an evaluation is resumed. The number of tasks and of rollouts may grow."""
 
 
@@ -52,6 +64,7 @@ def settings_of(
     seed: int,
     sampling: Sampling | None,
     group_size: int | None,
+    chat: ChatSettings,
 ) -> dict[str, Any]:
     """Return an evaluation's settings as stored in its folder.
 
@@ -63,6 +76,7 @@ def settings_of(
         seed: The seed.
         sampling: The sampling settings; None means the defaults.
         group_size: Rollouts per task if a reward depends on the task's other rollouts, else None.
+        chat: How chats with the model are rendered. The template is stored as its text.
     """
     return {
         "env": f"{env.__module__}:{env.__qualname__}",
@@ -73,6 +87,8 @@ def settings_of(
         "seed": seed,
         "sampling": asdict(sampling or Sampling()) | {"stop": list((sampling or Sampling()).stop)},
         "group_size": group_size,
+        "chat_template": chat.template,
+        "chat_template_kwargs": dict(chat.variables) or None,
     }
 
 
@@ -258,6 +274,8 @@ def _check_settings(folder: Path, begun: Mapping[str, Any], settings: Mapping[st
         if name == "split" and (begun.get(name) is None) != (settings[name] is None):
             named = "tasks given by the caller" if begun.get(name) is None else f"tasks of the split {begun[name]!r}"
             raise ValueError(f"tasks: {folder} was started with {named}; use the same tasks, or another folder")
+        if name == "chat_template" and begun.get(name) != settings[name]:
+            raise ValueError(f"{name}: {folder} was started with another one; use the same, or another folder")
         if begun.get(name) != settings[name]:
             raise ValueError(
                 f"{name}: {folder} was started with {begun.get(name)!r}, but this is {settings[name]!r}; "

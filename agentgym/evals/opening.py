@@ -1,18 +1,20 @@
 """The engine of an evaluation: a given one, or one that is opened for a model or a URL."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.engines.base import Engine, check_engine, model_name
 from agentgym.engines.endpoint.endpoint import Endpoint
 from agentgym.engines.messages import MessageEngine
 from agentgym.engines.transformers.engine import TransformersEngine
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import member_of
-from agentgym.files.foreign.adapter import CONFIG, adapter_config
+from agentgym.files.foreign.adapter import CONFIG, adapter_config, adapter_template
 from agentgym.files.foreign.opening import is_file
 from agentgym.hub import exists, find_model
 from agentgym.tools.images import image_in
@@ -23,17 +25,44 @@ Model: TypeAlias = Engine | Path | str
 """An open engine; a model's folder or hub name, or an adapter's folder; or an endpoint's URL."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSettings:
+    """How a model's chats are rendered, if not as its files say."""
+
+    template: Path | str | None = None
+    """A chat template, as a file or its text, that replaces the model's own."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template."""
+
+    def refuse_for(self, model: Model) -> None:
+        """Raise ValueError if a model brings its own tokenizer, or renders chats elsewhere, but settings are given."""
+        if self != ChatSettings() and (not isinstance(model, str | Path) or is_url(model)):
+            raise ValueError(
+                "chat_template, chat_template_kwargs: only a model that the evaluation opens takes them; set them for "
+                "the engine, which agentgym.chat.chat_tokenizer helps with, or at the endpoint"
+            )
+
+
+OWN_CHAT = ChatSettings()
+"""Chats are rendered as the model's files say."""
+
+
 @asynccontextmanager
-async def open_engine(model: Model) -> AsyncIterator[Engine]:
+async def open_engine(model: Model, chat: ChatSettings = OWN_CHAT) -> AsyncIterator[Engine]:
     """Open the engine of a model or a URL, and close it when the `async with` ends; yield a given engine unchanged.
 
     For an adapter's folder, or the folder of a run that has an adapter, the base model is opened and the adapter is
-    loaded.
+    loaded. Chats are then rendered with the adapter's chat template if it has one.
+
+    Args:
+        model: The model.
+        chat: How its chats are rendered.
 
     Raises:
         TypeError: If `model` isn't an engine, a path or a name.
-        ValueError: If a URL serves more than one model.
+        ValueError: If a URL serves more than one model, or if `chat` has settings for an engine or a URL.
     """
+    chat.refuse_for(model)
     if not isinstance(model, str | Path):
         check_engine(model)
         yield model
@@ -41,12 +70,25 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
         async with Endpoint(str(model)) as endpoint:
             yield endpoint
     elif (adapter := adapter_folder(Path(model))) is not None:
-        async with TransformersEngine(base_of(adapter)) as local:
+        base, tokenizer = base_of(adapter), await asyncio.to_thread(_tokenizer, base_of(adapter), adapter, chat)
+        async with TransformersEngine(base, tokenizer=tokenizer) as local:
             await local.load_adapter(adapter, version=1)
             yield local
     else:
-        async with TransformersEngine(await asyncio.to_thread(find_model, model)) as local:
+        found = await asyncio.to_thread(find_model, model)
+        tokenizer = await asyncio.to_thread(_tokenizer, found, None, chat)
+        async with TransformersEngine(found, tokenizer=tokenizer) as local:
             yield local
+
+
+def _tokenizer(model: Path | str, adapter: Path | None, chat: ChatSettings) -> ChatTokenizer | None:
+    """Return the tokenizer with the chat settings, or with the adapter's template; None if the model's own is used."""
+    template = chat.template
+    if template is None and adapter is not None:
+        template = adapter_template(adapter)
+    if template is None and not chat.variables:
+        return None
+    return chat_tokenizer(model, template=template, template_kwargs=chat.variables)
 
 
 def refuse_images(model: Model, env: type[Env[Any]], tasks: Iterable[Task]) -> None:

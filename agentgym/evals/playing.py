@@ -11,7 +11,7 @@ from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env
 from agentgym.environments.resources import open_resources
 from agentgym.environments.task_sandboxes import open_sandboxes
-from agentgym.evals.opening import Model, open_engine
+from agentgym.evals.opening import OWN_CHAT, ChatSettings, Model, open_engine
 from agentgym.hub import of_field
 from agentgym.rollouts.rollout import rollout
 from agentgym.rollouts.rollout_warnings import check_env_tools
@@ -89,13 +89,14 @@ async def open_playing(
     seed: int,
     *,
     at_once: int,
+    chat: ChatSettings = OWN_CHAT,
 ) -> AsyncIterator[OwnPlaying]:
     """Open the model, the model roles and the env's resources, and a sandbox pool unless one is given.
 
-    The pool has sandboxes for `at_once` rollouts.
+    The pool has sandboxes for `at_once` rollouts. `chat` says how chats with the model are rendered.
     """
     async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(open_engine(model))
+        engine = await stack.enter_async_context(open_engine(model, chat))
         check_env_tools(env, engine)
         named: dict[str, Engine] = {}
         for name, asked in models.items():

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from agentgym.chat.template import template_text, template_variables
 from agentgym.environments.env import Env, Split, has_group_reward
 from agentgym.environments.env_version import env_versions
 from agentgym.environments.mixture import member_of
@@ -19,7 +20,7 @@ from agentgym.errors.extras import needs_extra
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.fingerprints import fingerprints, fingerprints_now
 from agentgym.evals.kept import kept_in, settings_of
-from agentgym.evals.opening import Model, name_of, opened_name, refuse_images
+from agentgym.evals.opening import ChatSettings, Model, name_of, opened_name, refuse_images
 from agentgym.evals.player import EvaluationPlayer, rollout_id, rollout_ids
 from agentgym.evals.playing import Playing, open_playing
 from agentgym.evals.progress import progress_bar
@@ -59,6 +60,8 @@ async def evaluate(
     retry_failed: bool = False,
     progress: bool = False,
     models: Mapping[str, Model] | None = None,
+    chat_template: str | Path | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     ray: str = OFF,
     workers: int | None = None,
 ) -> Evaluation:
@@ -85,6 +88,9 @@ async def evaluate(
         retry_failed: Whether to run the folder's failed rollouts again.
         progress: Whether to show a progress bar on stderr.
         models: Models that the env uses by name, each given like `model`.
+        chat_template: Chat template that replaces the model's, as a Jinja file or its text. None uses the template in
+            the adapter's folder, if the model is an adapter that has one, or else the model's.
+        chat_template_kwargs: Variables passed to the chat template, such as {"enable_thinking": False}.
         ray: Ray cluster to run on. `auto` joins a running cluster, or starts one on this machine. HOST:PORT joins that
             cluster. `off` runs in this process. Each worker opens the model itself, so `model` must be a name, a
             folder, an endpoint, or an engine on servers. If a worker is lost, it is replaced and its rollouts are run
@@ -122,6 +128,11 @@ async def evaluate(
     asked = _checked_models(models)
     if ray == OFF and workers is not None:
         raise ValueError("workers: only an evaluation on Ray has workers; set ray, or leave workers out")
+    chat = ChatSettings(
+        template=None if chat_template is None else template_text(chat_template),
+        variables=template_variables(chat_template_kwargs or {}),
+    )
+    chat.refuse_for(model)
     cls = find_env(env)
     chosen = _chosen(cls, n, tasks, split)
     refuse_images(model, cls, chosen)
@@ -134,6 +145,7 @@ async def evaluate(
         seed=seed,
         sampling=sampling,
         group_size=k if judged else None,
+        chat=chat,
     )
     envs = await in_own_thread(lambda: env_versions(cls), name="agentgym-versions")
     folder = whole_path(output_dir or "")
@@ -149,11 +161,11 @@ async def evaluate(
             given = cls, model, asked, sandboxes, sampling, seed
             at_once = min(concurrency, len(left))
             if ray == OFF:
-                playing: Playing = await stack.enter_async_context(open_playing(*given, at_once=at_once))
+                playing: Playing = await stack.enter_async_context(open_playing(*given, at_once=at_once, chat=chat))
             else:
                 with needs_extra():
                     from agentgym.cluster.evaluation import open_playing_on_ray
-                opening = open_playing_on_ray(*given, at_once=at_once, address=ray, workers=workers)
+                opening = open_playing_on_ray(*given, at_once=at_once, chat=chat, address=ray, workers=workers)
                 playing = await stack.enter_async_context(opening)
             if kept is not None:
                 kept.hold_models(await fingerprints_now({"": model, **asked}, playing))

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym.engines.adapter_files import chat_files
 from agentgym.engines.base import Engine, weights_engine
 from agentgym.environments.env import Env
 from agentgym.errors import AgentGymError
@@ -130,7 +131,7 @@ async def run_loop(
             await steps.sync(state.step)
         else:
             state = replace(state, eval_before=await evaluations.now("eval_before", 0))
-        async with CheckpointManager(trainer, record, state, run) as checkpoints:
+        async with CheckpointManager(trainer, record, state, run, chat_files(collector.engine)) as checkpoints:
             await steps.train(checkpoints)
             await evaluations.end()
             after = await evaluations.now("eval_after", run.max_steps, checkpoints)

@@ -196,14 +196,23 @@ class CheckpointManager:
     step loses only that step. Each process can write its state without calling the others. The metrics and rollouts of
     a step are on disk before its checkpoint. If a checkpoint can't be written to disk, the write is retried after the
     next step, and the previous checkpoint stays intact.
+
+    Args:
+        trainer: The run's trainer.
+        record: The run's recorder.
+        state: The state in which the run starts.
+        run: The run's settings.
+        files: Texts of additional files next to each adapter and model, by file name.
     """
 
-    def __init__(self, trainer: "Trainer", record: Recorder, state: RunState, run: RunConfig) -> None:
+    def __init__(
+        self, trainer: "Trainer", record: Recorder, state: RunState, run: RunConfig, files: Mapping[str, str]
+    ) -> None:
         self.state = state
         """The run's current state."""
         self.best: Best | None = None
         """The best evaluation after a step, including those before a resume; None if there was none."""
-        self._trainer, self._record, self._run = trainer, record, run
+        self._trainer, self._record, self._run, self._files = trainer, record, run, files
         self._policy = policy_folder(run)
         self._kept: _Kept | None = None
         self._written = state.step
@@ -278,7 +287,7 @@ class CheckpointManager:
         await self._follow()
         best = Best(step=done, reward=reward)
         if reward > (-math.inf if self.best is None else self.best.reward):
-            said = {EVALUATION: json.dumps(asdict(best)) + "\n"}
+            said = {**self._files, EVALUATION: json.dumps(asdict(best)) + "\n"}
             keep = self._trainer.save if saved is None else partial(_move, saved.name)
             write = lambda folder: keep(folder / BEST, files=said)  # noqa: E731
             then = f"the policy after {done} steps is the best so far, but {BEST}/ is not updated"
@@ -395,7 +404,7 @@ class CheckpointManager:
         if self._alone and self._run.train.method == "full":
             self._write(folder)  # does nothing unless it was removed meanwhile
         checkpoint = step_folder(folder / CHECKPOINTS, self._kept.state.step)
-        self._kept.snapshot.write_policy(folder / self._policy, checkpoint)
+        self._kept.snapshot.write_policy(folder / self._policy, checkpoint, self._files)
 
     def _leave(self) -> None:
         """Continue in a new folder next to the one that another process has taken.
@@ -431,7 +440,7 @@ class CheckpointManager:
     ) -> None:
         """Save the last finished step. If no step ran and nothing failed, save only the adapter or model."""
         if self._kept is None and kind is None:
-            save = lambda folder: self._trainer.save(folder / self._policy)  # noqa: E731
+            save = lambda folder: self._trainer.save(folder / self._policy, files=self._files)  # noqa: E731
             if not await asyncio.to_thread(self.write, f"{self._policy}/", save, then="no step was run"):
                 self._say_unsaved(written=False)
         try:

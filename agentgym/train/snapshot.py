@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -88,16 +89,16 @@ class Snapshot:
             write_checkpoint(folder, step, content, keep=keep, fill=partial(_put_together, parts, self.world))
             _remove_parts(folder)
 
-    def write_policy(self, folder: Path, checkpoint: Path) -> None:
-        """Write the adapter, or the whole model, into `folder`.
+    def write_policy(self, folder: Path, checkpoint: Path, files: Mapping[str, str]) -> None:
+        """Write the adapter, or the whole model, into `folder`, with the texts in `files`, by file name.
 
         A whole model is read from `checkpoint`, the folder that this snapshot was written to, because the snapshot
         has only one rank's part of it.
         """
         if self.adapter is not None:
-            write_adapter(self.adapter, folder)
+            write_adapter(self.adapter, folder, files)
         else:
-            _write_model(self.state, checkpoint, folder)
+            _write_model(self.state, checkpoint, folder, files=files)
 
 
 def _remove_parts(folder: Path, but: Path | None = None) -> None:
@@ -171,9 +172,16 @@ def write_checkpoint_model(checkpoint: Path, folder: Path, *, base: Path | str |
     _write_model(load_state(checkpoint)["trainer"], checkpoint, folder, base=base)
 
 
-def _write_model(state: Mapping[str, Any], checkpoint: Path, folder: Path, *, base: Path | str | None = None) -> None:
-    dtype = getattr(torch, state["dtype"])
-    write_model(base or state["base"], _weights(checkpoint), folder, dtype=dtype, fingerprint=state["policy"]["model"])
+def _write_model(
+    state: Mapping[str, Any],
+    checkpoint: Path,
+    folder: Path,
+    *,
+    base: Path | str | None = None,
+    files: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    dtype, known = getattr(torch, state["dtype"]), state["policy"]["model"]
+    write_model(base or state["base"], _weights(checkpoint), folder, dtype=dtype, fingerprint=known, files=files)
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:

@@ -12,8 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from agentgym.errors import AgentGymError
-from agentgym.files.names import whole_path
-from agentgym.hub import exists, find_model
+from agentgym.hub import absolute_model
 from agentgym.train.checkpoint import last_checkpoint
 from agentgym.train.config import TrainConfig, with_rate
 from agentgym.train.distributed import find_device, gpus_here, open_ranks
@@ -91,9 +90,7 @@ class Trainer:
     """
 
     def __init__(self, model: Path | str, config: TrainConfig, *, seed: int = 0) -> None:
-        found = find_model(model)
-        # Absolute, because saving and merging read it again.
-        self.model = whole_path(found) if exists(found) else found
+        self.model = absolute_model(model)  # saving and merging read it again, and adapters name it
         self.config, self.seed = with_rate(config, model), seed
         self._opened: _Opened | None = None
 

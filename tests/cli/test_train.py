@@ -214,10 +214,13 @@ def test_each_env_of_a_mixture_gets_an_eval_command_with_its_parameters_and_mode
         env_args={"search.rows": 5, "Quick.least": 2},
         model="tiny",
         models={"judge": judge, "user": own},
+        chat_template="{{ messages }}",  # in the folder of the model
+        chat_template_kwargs={"enable_thinking": False, "style": "very short"},
     )
     say_what_is_next(tmp_path, run)
     shown = [shlex.split(line) for line in printed_commands(capsys.readouterr().err) if " eval " in line]
-    told = ["--model", str(tmp_path / "model"), "--models.judge.model", "tiny"]
+    chat = ["--chat-template-kwargs", "enable_thinking", "False", "style", "very short"]
+    told = ["--model", str(tmp_path / "model"), *chat, "--models.judge.model", "tiny"]
     assert [words[words.index("eval") :] for words in shown] == [
         ["eval", "search", "--env.rows", "5", *told],
         ["eval", "quick:Quick", "--env.least", "2", *told],

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import tyro
 
@@ -25,6 +26,10 @@ from agentgym.store.run_settings import is_run
 if TYPE_CHECKING:
     from agentgym.evals.evaluation import Evaluation
 
+Variables: TypeAlias = Mapping[str, bool | int | float | str]
+"""Variables of a chat template by name."""
+NO_VARIABLES: Variables = MappingProxyType({})
+
 
 def evaluate_env(
     env: tyro.conf.Positional[str],
@@ -36,6 +41,8 @@ def evaluate_env(
     split: Split = "test",
     temperature: float = 1.0,
     max_tokens: int | None = None,
+    chat_template: str | None = None,
+    chat_template_kwargs: Variables = NO_VARIABLES,
     seed: int = 0,
     solved: float = 1.0,
     output_dir: Path | None = None,
@@ -83,6 +90,9 @@ def evaluate_env(
         split: The split to take the tasks from.
         temperature: The sampling temperature.
         max_tokens: The maximum tokens of one turn, in addition to the environment's limits.
+        chat_template: A chat template that replaces the model's: a Jinja file or its text. By default, the one that
+            the adapter was trained with, if --model is an adapter, or else the model's.
+        chat_template_kwargs: Variables of the chat template, as in `--chat-template-kwargs enable_thinking False`.
         seed: The seed for everything random.
         solved: The minimum reward of an attempt that solves its task, for pass@k, pass^k and the table.
         output_dir: The folder for the rollouts and the summary; by default runs/eval-ENV/TIME.
@@ -123,6 +133,8 @@ def evaluate_env(
             "tasks": chosen,
             "split": split,
             "sampling": Sampling(temperature=temperature, max_tokens=max_tokens),
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
             "seed": seed,
             "solved": solved,
             "output_dir": folder,

@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agentgym.files.foreign.content import parsed, read_object
-from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError, opened, real_path
+from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError, opened, read_bytes, real_path
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+TEMPLATE = "chat_template.jinja"
+"""The file with the chat template that the adapter was trained with, under the name that transformers gives it.
+
+It is the only file of the tokenizer in an adapter's folder: if PEFT finds a tokenizer there, it cuts the base model's
+embedding to the tokenizer's length, and the base model has the rest.
+"""
 MOST_HEADER = 32 << 20
 """Maximum size in bytes of a tensor file's header; a hundred thousand tensors need half of it."""
 BYTES_A_BYTE = 8
@@ -30,6 +36,23 @@ def adapter_config(folder: Path) -> dict[str, Any]:
     """
     folder, within = _real(folder)
     return read_object(folder / CONFIG, within=within)
+
+
+def adapter_template(folder: Path) -> str | None:
+    """Return the chat template that an adapter was trained with, or None if its folder has none.
+
+    Links are allowed as in `adapter_config`.
+
+    Raises:
+        UnreadableFileError: If it isn't a regular file of text.
+    """
+    folder, within = _real(folder)
+    try:
+        return read_bytes(folder / TEMPLATE, within=within).decode()
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise UnreadableFileError(f"{folder / TEMPLATE} is not UTF-8 text; save the adapter again") from error
 
 
 def adapter_tensors(folder: Path) -> Path:

@@ -98,7 +98,9 @@ def write_adapter(adapter: Adapter, path: Path, files: Mapping[str, str] = Mappi
         _write_texts(files, fresh)
 
 
-def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
+def write_merged(
+    base: Path | str, adapter: Adapter | Path, path: Path, files: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Merge the adapter into the base model, and write the result as a plain model folder.
 
     The folder is complete or doesn't exist. The sums are computed in float32 and stored in the base model's data
@@ -108,6 +110,7 @@ def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
         base: Folder or Hugging Face name of the base model.
         adapter: A snapshot, or a folder in PEFT's format.
         path: Folder to write.
+        files: Texts of additional files in the folder, by file name.
     """
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -125,6 +128,7 @@ def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
             merged = PeftModel.from_pretrained(model.float(), held).merge_and_unload(safe_merge=True)
         merged.to(own).save_pretrained(fresh)
         _copy_tokenizer(base, fresh)
+        _write_texts(files, fresh)
 
 
 @torch.no_grad()
