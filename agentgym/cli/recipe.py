@@ -211,6 +211,7 @@ def _evaluations(run: RunConfig, trained: Path, typed: str | None) -> Iterator[s
     sampled += [] if sampling.max_tokens is None else ["--max-tokens", str(sampling.max_tokens)]
     pairs = [text for name, value in run.chat_template_kwargs.items() for text in (name, str(value))]
     chat = ["--chat-template-kwargs", *pairs] if pairs else []
+    chat += [] if run.tools == "auto" else ["--tools", run.tools]
     values = [(*parameter_in(run.env, name), str(value)) for name, value in run.env_args.items()]
     for env in [run.env] if isinstance(run.env, str) else run.env:
         parameters = [word for of, name, value in values if of == env for word in _flag(f"--env.{name}", value)]

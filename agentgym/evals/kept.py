@@ -51,6 +51,7 @@ MUST_AGREE = (
     "group_size",
     "chat_template",
     "chat_template_kwargs",
+    "tools",
 )
 """Settings that must be the same when an evaluation is resumed. The number of tasks and of rollouts may grow."""
 
@@ -89,6 +90,7 @@ def settings_of(
         "group_size": group_size,
         "chat_template": chat.template,
         "chat_template_kwargs": dict(chat.variables) or None,
+        "tools": None if chat.tools == "auto" else chat.tools,
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentgym.chat.template_input import ToolsIn
 from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.engines.base import Engine, check_engine, model_name
 from agentgym.engines.endpoint.endpoint import Endpoint
@@ -33,13 +34,15 @@ class ChatSettings:
     """A chat template, as a file or its text, that replaces the model's own."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template."""
+    tools: ToolsIn = "auto"
+    """What describes the tools to the model; see `agentgym.chat.chat_tokenizer`."""
 
     def refuse_for(self, model: Model) -> None:
         """Raise ValueError if a model brings its own tokenizer, or renders chats elsewhere, but settings are given."""
         if self != ChatSettings() and (not isinstance(model, str | Path) or is_url(model)):
             raise ValueError(
-                "chat_template, chat_template_kwargs: only a model that the evaluation opens takes them; set them for "
-                "the engine, which agentgym.chat.chat_tokenizer helps with, or at the endpoint"
+                "chat_template, chat_template_kwargs, tools: only a model that the evaluation opens takes them; set "
+                "them for the engine, which agentgym.chat.chat_tokenizer helps with, or at the endpoint"
             )
 
 
@@ -86,9 +89,9 @@ def _tokenizer(model: Path | str, adapter: Path | None, chat: ChatSettings) -> C
     template = chat.template
     if template is None and adapter is not None:
         template = adapter_template(adapter)
-    if template is None and not chat.variables:
+    if template is None and not chat.variables and chat.tools == "auto":
         return None
-    return chat_tokenizer(model, template=template, template_kwargs=chat.variables)
+    return chat_tokenizer(model, template=template, template_kwargs=chat.variables, tools=chat.tools)
 
 
 def refuse_images(model: Model, env: type[Env[Any]], tasks: Iterable[Task]) -> None:

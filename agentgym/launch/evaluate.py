@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from agentgym.chat.template import template_text, template_variables
+from agentgym.chat.template_input import ToolsIn
 from agentgym.environments.env import Env, Split, has_group_reward
 from agentgym.environments.env_version import env_versions
 from agentgym.environments.mixture import member_of
@@ -62,6 +63,7 @@ async def evaluate(
     models: Mapping[str, Model] | None = None,
     chat_template: str | Path | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    tools: ToolsIn = "auto",
     ray: str = OFF,
     workers: int | None = None,
 ) -> Evaluation:
@@ -91,6 +93,9 @@ async def evaluate(
         chat_template: Chat template that replaces the model's, as a Jinja file or its text. None uses the template in
             the adapter's folder, if the model is an adapter that has one, or else the model's.
         chat_template_kwargs: Variables passed to the chat template, such as {"enable_thinking": False}.
+        tools: What describes the env's tools to the model: the chat template (template) or text in the system prompt
+            (prompt). auto uses the template if it shows tools and the format of its calls is known, otherwise the
+            prompt; refuse raises an error instead.
         ray: Ray cluster to run on. `auto` joins a running cluster, or starts one on this machine. HOST:PORT joins that
             cluster. `off` runs in this process. Each worker opens the model itself, so `model` must be a name, a
             folder, an endpoint, or an engine on servers. If a worker is lost, it is replaced and its rollouts are run
@@ -131,6 +136,7 @@ async def evaluate(
     chat = ChatSettings(
         template=None if chat_template is None else template_text(chat_template),
         variables=template_variables(chat_template_kwargs or {}),
+        tools=tools,
     )
     chat.refuse_for(model)
     cls = find_env(env)

@@ -216,10 +216,11 @@ def test_each_env_of_a_mixture_gets_an_eval_command_with_its_parameters_and_mode
         models={"judge": judge, "user": own},
         chat_template="{{ messages }}",  # in the folder of the model
         chat_template_kwargs={"enable_thinking": False, "style": "very short"},
+        tools="prompt",
     )
     say_what_is_next(tmp_path, run)
     shown = [shlex.split(line) for line in printed_commands(capsys.readouterr().err) if " eval " in line]
-    chat = ["--chat-template-kwargs", "enable_thinking", "False", "style", "very short"]
+    chat = ["--chat-template-kwargs", "enable_thinking", "False", "style", "very short", "--tools", "prompt"]
     told = ["--model", str(tmp_path / "model"), *chat, "--models.judge.model", "tiny"]
     assert [words[words.index("eval") :] for words in shown] == [
         ["eval", "search", "--env.rows", "5", *told],

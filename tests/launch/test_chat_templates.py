@@ -115,14 +115,33 @@ async def test_an_evaluation_uses_the_template_and_the_variables_it_is_given(own
 
 async def test_an_open_engine_and_an_endpoint_refuse_a_template() -> None:
     for model in (Scripted([say("hi")]), "http://localhost:1/v1"):
-        with pytest.raises(ValueError, match=r"^chat_template, chat_template_kwargs: only a model that the evaluation"):
+        with pytest.raises(
+            ValueError, match=r"^chat_template, chat_template_kwargs, tools: only a model that the evaluation"
+        ):
             await ag.evaluate(Greet, model, chat_template="{{ messages }}")
+        with pytest.raises(ValueError, match=r"^chat_template, chat_template_kwargs, tools: only a model"):
+            await ag.evaluate(Greet, model, tools="prompt")
+
+
+@pytest.mark.parametrize(
+    ("model", "tools", "possible"),
+    [
+        (["--model", "tiny"], "api", "auto, template, prompt, refuse"),
+        (["--url", "http://localhost:1/v1"], "template", "api, prompt"),
+    ],
+)
+def test_the_command_eval_says_which_ways_to_show_tools_fit_the_model(
+    model: list[str], tools: str, possible: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["eval", "nim", *model, "--tools", tools]) == 1
+    assert capsys.readouterr().err.endswith(f"it is one of {possible}, got {tools}\n")
 
 
 def test_the_command_eval_takes_a_template_and_its_variables(own: str, tmp_path: Path) -> None:
     (file := tmp_path / "loud.jinja").write_text(marked(own))
     words = ["--model", "tiny", "--n", "1", "--max-tokens", "4", "--output-dir", str(tmp_path / "eval")]
-    words += ["--chat-template", str(file), "--chat-template-kwargs", "loud", "False", "n", "3"]
+    words += ["--tools", "template", "--chat-template", str(file), "--chat-template-kwargs", "loud", "False", "n", "3"]
     assert cli.main(["eval", "nim", *words]) == 0
     kept = json.loads((tmp_path / "eval/settings.json").read_text())
     assert (kept["chat_template"], kept["chat_template_kwargs"]) == (marked(own), {"loud": False, "n": 3})
+    assert kept["tools"] == "template"

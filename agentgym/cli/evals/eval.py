@@ -50,7 +50,7 @@ def evaluate_env(
     retry_failed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     concurrency: int = 64,
     api_key_env: str | None = None,
-    tools: Literal["api", "prompt"] = "api",
+    tools: Literal["api", "auto", "template", "prompt", "refuse"] | None = None,
     prompt_price: float = 0.0,
     cached_price: float | None = None,
     completion_price: float = 0.0,
@@ -100,7 +100,9 @@ def evaluate_env(
         retry_failed: With --resume, repeat rollouts without a reward.
         concurrency: The maximum number of concurrent rollouts, and of requests to an endpoint.
         api_key_env: The environment variable with the endpoint's API key.
-        tools: How a model at an endpoint is told about tools: through the tools API, or through text in its prompt.
+        tools: How the model is told about tools. At an endpoint: api, through the tools API (the default), or prompt,
+            through text in its prompt. For another model: template, by its chat template, or prompt; auto, the default,
+            uses the template if it shows tools and the format of its calls is known, and refuse stops otherwise.
         prompt_price: The endpoint's price per million prompt tokens.
         cached_price: The price per million cached prompt tokens; by default the price of other prompt tokens.
         completion_price: The price per million sampled tokens.
@@ -120,6 +122,7 @@ def evaluate_env(
     if resume and output_dir is None:
         raise AgentGymError("--resume: give the folder to resume with --output-dir")
     _refuse_negative(rows)
+    told = _tools(tools, at_endpoint=url is not None)
     cls, signals = find(env, parameters), list[signal.Signals]()
     try:
         folder = new_folder(Path("runs") / f"eval-{own_name(cls)}") if output_dir is None else whole_path(output_dir)
@@ -135,6 +138,7 @@ def evaluate_env(
             "sampling": Sampling(temperature=temperature, max_tokens=max_tokens),
             "chat_template": chat_template,
             "chat_template_kwargs": chat_template_kwargs,
+            **({} if url is not None else {"tools": told}),
             "seed": seed,
             "solved": solved,
             "output_dir": folder,
@@ -144,7 +148,7 @@ def evaluate_env(
             "ray": ray,
             "workers": workers,
         }
-        endpoint = {"api_key_env": api_key_env, "tools": tools, "concurrency": concurrency}
+        endpoint = {"api_key_env": api_key_env, "tools": told, "concurrency": concurrency}
         prices = {"prompt_price": prompt_price, "cached_price": cached_price, "completion_price": completion_price}
         asked = model if url is None else Endpoint(url, model=model, **endpoint, **prices)  # type: ignore[arg-type]
         rollout = asyncio.run(_played(cls, asked, models or {}, settings, signals))
@@ -260,6 +264,15 @@ def compare_runs(
 def _refuse_negative(rows: int) -> None:
     if rows < 0:
         raise AgentGymError(f"--rows: must not be negative, got {rows}")
+
+
+def _tools(given: str | None, *, at_endpoint: bool) -> Any:
+    """Return how the model is told about tools: the default if nothing is given."""
+    possible = ("api", "prompt") if at_endpoint else ("auto", "template", "prompt", "refuse")
+    if given is not None and given not in possible:
+        which = "an endpoint" if at_endpoint else "a model without --url"
+        raise AgentGymError(f"--tools: for {which}, it is one of {', '.join(possible)}, got {given}")
+    return given or possible[0]
 
 
 def _refuse_phase(run: Path, other: Path, phase: tuple[str, ...]) -> None:
