@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
 from agentgym.cli.output import flush, say
+from agentgym.cli.token_text import print_pieces, read_text, token_rows
 from agentgym.errors import AgentGymError
 from agentgym.store.reader import Order, RolloutStore, RolloutSummary, StoredRollout
 from agentgym.store.run_settings import begun_envs, rescored_from
@@ -26,6 +27,14 @@ ALL = "all"
 COLUMNS = ("number", "phase", "step", "rollout", "reward", "stop", "turns", "tokens", "")
 
 
+class Form(NamedTuple):
+    """How a rollout is printed."""
+
+    full: bool
+    prompt: bool
+    tokens: bool
+
+
 def show(
     run: tyro.conf.Positional[Path],
     worst: int | None = None,
@@ -36,6 +45,8 @@ def show(
     step: int | None = None,
     phase: str | None = None,
     full: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    prompt: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    tokens: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     limit: int | None = None,
 ) -> int:
     """Show the rollouts of a run, finished or not: a table of the last ones, or transcripts of the selected ones.
@@ -48,6 +59,8 @@ def show(
     $ agentgym show runs/chase_grpo/20260801-101500 --best 3 --phase eval_after
     $ agentgym show runs/chase_grpo/20260801-101500 --suspicious --phase train
     $ agentgym show runs/chase_grpo/20260801-101500 --id 17 task-3/0 --full | less
+    $ agentgym show runs/chase_grpo/20260801-101500 --prompt
+    $ agentgym show runs/chase_grpo/20260801-101500 --worst 1 --tokens
 
     Args:
         run: The folder of the run, which contains rollouts.sqlite.
@@ -61,7 +74,12 @@ def show(
         step: Only the rollouts of this step; the first step is 0, as in metrics.jsonl.
         phase: Only this phase: train, eval_before, eval_after, eval or all. Without it, --worst and --best show train
             if there is any.
-        full: Print all messages of a transcript in full.
+        full: Print all messages of a transcript in full; with --tokens, also the tokens that were not sampled.
+        prompt: Print the text that the model read and wrote, decoded from its token ids, instead of the transcript: the
+            prompt with its tools and special tokens, and each turn. Without a selection, of the latest rollout.
+        tokens: Print a table of the sampled tokens instead of the transcript: the engine's log-probability, the
+            trainer's probability divided by the engine's, and the advantage. Without a selection, of the latest
+            rollout.
         limit: Show at most this many; by default 20 rows of the table, or 10 transcripts.
     """
     for name, number in (("worst", worst), ("best", best), ("limit", limit)):
@@ -74,6 +92,9 @@ def show(
     starts_from_train = phase is None and bool(asks) and not id
     if not asks and (failed or suspicious or id):
         asks = [("written" if id else "latest", limit or TRANSCRIPTS)]
+    elif not asks and (prompt or tokens):
+        asks = [("latest", limit or 1)]
+    how = Form(full=full, prompt=prompt, tokens=tokens)
     try:
         with opened(run) as store:
             for name, version in begun_envs(run).items():
@@ -82,7 +103,7 @@ def show(
                 say(printable(f"rescored from {origin}"))
             if starts_from_train and TRAIN in store.phases():
                 chosen["phase"] = TRAIN
-            code = _show(store, chosen, asks, limit, full)
+            code = _show(store, chosen, asks, limit, how)
         flush()
     except (StoreError, FileNotFoundError) as error:
         raise AgentGymError(f"run: {error}") from error
@@ -90,7 +111,7 @@ def show(
 
 
 def _show(
-    store: RolloutStore, chosen: dict[str, Any], asks: Sequence[tuple[Order, int]], limit: int | None, full: bool
+    store: RolloutStore, chosen: dict[str, Any], asks: Sequence[tuple[Order, int]], limit: int | None, how: Form
 ) -> int:
     phases = store.phases()
     if phases and chosen["phase"] is not None and chosen["phase"] not in phases:
@@ -98,7 +119,7 @@ def _show(
         raise AgentGymError(f"--phase: no rollout has the phase {chosen['phase']!r}; the phases are: {there}")
     if not asks:
         return _show_table(store, chosen, limit or ROWS)
-    return max([_show_transcripts(store, chosen, order, number, limit, full) for order, number in asks])
+    return max([_show_transcripts(store, chosen, order, number, limit, how) for order, number in asks])
 
 
 def opened(run: Path) -> RolloutStore:
@@ -142,14 +163,14 @@ def _cells(found: RolloutSummary) -> tuple[str, ...]:
 
 
 def _show_transcripts(
-    store: RolloutStore, chosen: dict[str, Any], order: Order, number: int, limit: int | None, full: bool
+    store: RolloutStore, chosen: dict[str, Any], order: Order, number: int, limit: int | None, how: Form
 ) -> int:
     shown, rewards = 0, list[float | None]()
     for found in store.find(**chosen, order=order, limit=min(number, limit or number)):
         if shown:
             say("")
         with store.sound(f"rollout {found.number}"):
-            _show_one(found, full)
+            _show_one(store, found, how)
         rewards.append(found.rollout.reward)
         shown += 1
     if not shown:
@@ -165,14 +186,20 @@ def _show_transcripts(
     return 0
 
 
-def _show_one(found: StoredRollout, full: bool) -> None:
+def _show_one(store: RolloutStore, found: StoredRollout, how: Form) -> None:
     say(one_line(f"number {found.number}, {found.phase}, step {found.step}"))
     for sign in found.suspicious:
         say(one_line(f"suspicious: {sign}: {SIGNS.get(sign, 'a sign that this agentgym does not know')}"))
+    if how.prompt or how.tokens:
+        say(one_line(f"rollout {found.rollout.rollout_id}"))
+        pieces = [*(read_text(store, found) if how.prompt else ())]
+        pieces += token_rows(store, found, full=how.full) if how.tokens else ()
+        print_pieces(pieces)
+        return
     if sys.stdout.isatty():
-        found.rollout.show(full=full)
+        found.rollout.show(full=how.full)
     else:
-        say(found.rollout.text(full=full))
+        say(found.rollout.text(full=how.full))
     for line in training_lines(found):
         say(line)
 

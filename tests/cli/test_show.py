@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -261,3 +262,75 @@ def test_the_help_of_each_subcommand_has_its_own_examples(
     with pytest.raises(SystemExit, match="0"):
         cli.main([*command, "--help"])
     assert f"$ agentgym {' '.join(command)}" in capsys.readouterr().out
+
+
+@pytest.fixture
+def named_run(tmp_path: Path) -> Path:
+    """Write a run with one trained rollout of two turns, whose token ids have texts, one of them an escape sequence."""
+    words = {0: b"<|start|>", 1: b"tools", 2: "ü".encode()[:1], 3: "ü".encode()[1:], 4: b"\x1b[31m", 5: b"\n"}
+    own = replace(segment([(2, 4), (5, 6)], length=7), token_ids=np.array([0, 1, 2, 3, 0, 4, 5]))
+    with RolloutWriter(tmp_path) as writer:
+        writer.vocabulary.token_bytes = lambda model, ids: {i: words[i] for i in ids}
+        writer.add([group(rollout("a/0", 0.5, segments=(own,)))], step=0)
+        scored = own.logprobs[own.sampled] + np.log(np.float32(2))
+        writer.add_step([Trained(rollout_id="a/0", segment=0, logprobs=scored, advantages=[1, -1], gap=0.7)], step=0)
+    return tmp_path
+
+
+def test_show_prints_the_prompt_and_the_turns_as_the_model_read_them(
+    named_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show(capsys, named_run, "--prompt").splitlines() == [
+        "number 1, train, step 0",
+        "rollout a/0",
+        "segment 0, root: 7 tokens, 3 of them sampled",
+        "--- prompt: 2 tokens",
+        "<|start|>tools",
+        "--- turn 0, sampled: 2 tokens",
+        "ü",
+        "--- context: 1 token",
+        "<|start|>",
+        "--- turn 1, sampled: 1 token",
+        "\\x1b[31m",
+        "--- context: 1 token",
+        "",
+        "",
+    ]
+
+
+def test_show_prints_what_is_known_of_each_token(named_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split() for line in show(capsys, named_run, "--tokens").splitlines()[3:]]
+    logprob = lines[2][3]
+    assert lines == [
+        ["token", "id", "text", "log-prob", "ratio", "advantage"],
+        ["0", "to", "1:", "2", "tokens,", "not", "sampled;", "--full", "lists", "them"],
+        ["2", "2", "'⟨C3⟩'", logprob, "2.0000", "+1.0000"],
+        ["3", "3", "'⟨BC⟩'", lines[3][3], "2.0000", "+1.0000"],
+        ["4", "to", "4:", "1", "token,", "not", "sampled;", "--full", "lists", "them"],
+        ["5", "4", "'\\x1b[31m'", lines[5][3], "2.0000", "-1.0000"],
+        ["6", "to", "6:", "1", "token,", "not", "sampled;", "--full", "lists", "them"],
+    ]
+    full = [line.split() for line in show(capsys, named_run, "--tokens", "--full").splitlines()[3:]]
+    assert [line[:3] for line in full[1:3]] == [["0", "0", "'<|start|>'"], ["1", "1", "'tools'"]]
+    assert len(full) == 8
+
+
+def test_tokens_whose_texts_were_not_stored_are_shown_as_ids(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--prompt", "--tokens"):
+        said = show(capsys, run, flag, "--id", "a/0")
+        assert "did not store the texts of its token ids" in said
+
+
+def test_tokens_have_colors_only_in_a_terminal(named_run: Path) -> None:
+    words = [sys.executable, "-m", "agentgym", "show", str(named_run), "--tokens", "--prompt"]
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    leader, follower = os.openpty()
+    subprocess.run(words, stdout=follower, env=environment, check=True)
+    os.close(follower)
+    shown_there = os.read(leader, 1 << 16)
+    os.close(leader)
+    assert b"\x1b[32m" in shown_there
+    assert b"\x1b[31m\xc3" not in shown_there
+    assert b"\\x1b[31m" in shown_there
+    piped = subprocess.run(words, stdout=subprocess.PIPE, env=environment, check=True)
+    assert b"\x1b" not in piped.stdout
