@@ -50,7 +50,7 @@ def check_template(tokenizer: ChatTokenizer) -> Iterator[TemplateCheck]:
     They find out whether the template only appends text, and whether tool calls are parsed back as they were written.
     """
     yield _checked("appends text", lambda: _appends(tokenizer, [_SAID, _AGAIN, _SAID, _AGAIN], []))
-    yield _checked("appends tools", lambda: _appends(tokenizer, [_CALLED, _SEEN, _CALLED, _SEEN], TOOLS))
+    yield _checked("appends calls", lambda: _appends(tokenizer, [_CALLED, _SEEN, _CALLED, _SEEN], TOOLS))
     yield _checked("appends thought", lambda: _appends(tokenizer, [_THOUGHT, _AGAIN, _THOUGHT, _AGAIN], []))
     yield _checked("separators", lambda: _exact(tokenizer))
     yield _checked("tool calls", lambda: _round_trip(tokenizer))
@@ -120,6 +120,14 @@ def _end_mark(tokenizer: ChatTokenizer) -> str:
         if behind:
             return tokenizer.decode(tokenizer.encode(behind)[:1])
     raise _Found("nothing ends an assistant's turn, so the engine cannot know where to stop")
+
+
+def end_of_turn(tokenizer: ChatTokenizer) -> str | None:
+    """Return the delimiter that the template writes after an assistant's text, or None if it writes none."""
+    try:
+        return _end_mark(tokenizer)
+    except Exception:  # Templates can raise anything.
+        return None
 
 
 def _exact(tokenizer: ChatTokenizer) -> str:

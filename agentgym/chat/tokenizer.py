@@ -19,7 +19,7 @@ from agentgym.chat.template_deltas import PLAIN
 from agentgym.chat.template_input import EXAMPLE, TemplateInput, ToolsIn
 from agentgym.chat.template_probes import UNUSUAL, TemplateFacts, shows_tools, template_facts
 from agentgym.errors.extras import needs_extra
-from agentgym.hub import find_model, loading
+from agentgym.hub import WANTED, find_model, loading
 from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
 
@@ -69,7 +69,8 @@ class HuggingFaceTokenizer:
     ) -> None:
         if not tokenizer.chat_template:
             raise ValueError(
-                "tokenizer: has no chat_template; set tokenizer.chat_template or use the model's chat version"
+                "tokenizer: has no chat_template; give one (chat_template, --chat-template FILE.jinja), or use the "
+                "model's chat version"
             )
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
@@ -312,6 +313,8 @@ def chat_tokenizer(
     found = find_model(model)
     with loading(found):
         tokenizer = AutoTokenizer.from_pretrained(found)
+    if len(tokenizer.get_vocab()) <= len(tokenizer.added_tokens_decoder):  # transformers makes one up from the config
+        raise ValueError(f"model: {model} has no tokenizer.json; add the model's tokenizer files; or {WANTED}")
     if template is not None:
         tokenizer.chat_template = template_text(template)
     try:

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from agentgym.chat.template_input import ToolsIn
 from agentgym.cli.output import flush, say
-from agentgym.errors import EngineError, SandboxError, boundary
+from agentgym.errors import AgentGymError, SandboxError
 from agentgym.errors.extras import DISTRIBUTION, install_line
-from agentgym.files.foreign.opening import regular_file
-from agentgym.hub import find_model, refuse_missing, why_no_hub
 from agentgym.sandboxes.protocol import SandboxSpec
 
 PACKAGES = {
@@ -49,7 +48,7 @@ class Finding:
         return line if self.ok or not self.get else f"{line}\n{'':<25}-> {self.get}"
 
 
-def doctor(model: str | None = None) -> int:
+def doctor(model: str | None = None, chat_template: str | None = None, tools: ToolsIn = "auto") -> int:
     """Report what works on this machine and how to install the rest.
 
     The exit code is 0 if a sandbox is available.
@@ -57,65 +56,33 @@ def doctor(model: str | None = None) -> int:
     For example:
     $ agentgym doctor
     $ agentgym doctor --model Qwen/Qwen3-0.6B
+    $ agentgym doctor --model my_model --chat-template with_tools.jinja
 
     Args:
-        model: Check the tokenizer of this folder or hub name, or of "tiny", instead: whether its chat template only
-            ever appends, whether it keeps the separators between turns, and whether tool calls are parsed as they
-            were written. The exit code is 0 if the last two are true.
+        model: Print a prompt as this model reads it, and check its chat template instead: whether it shows tools to the
+            model, which tokens end a turn, how calls are read, whether it only ever appends text, and whether it keeps
+            the separators between turns. Give a folder, a GGUF file, a hub name, "tiny", or an adapter's folder. The
+            exit code is 0 if a stop token ends each turn, the separators are kept, and calls are read as they were
+            written.
+        chat_template: With --model, a chat template that replaces the model's: a Jinja file or its text.
+        tools: With --model, what describes the tools to the model: template, prompt, refuse or auto, as in training.
     """
     if model is not None:
-        traits = list(model_findings(model))
-        for check in traits:
-            say(str(check))
-        return 0 if all(check.ok for check in traits if check.name in ("separators", "tool calls")) else 1
+        from agentgym.cli.model_report import report_model
+
+        found = list(report_model(model, chat_template, tools))
+        for line in found:
+            say(str(line))
+        needed = ("stop token", "separators", "tool calls")
+        return 0 if all(line.ok for line in found if isinstance(line, Finding) and line.name in needed) else 1
+    if chat_template is not None or tools != "auto":
+        raise AgentGymError("--chat-template, --tools: they are for the check of a model; give one with --model")
     for finding in findings():
         say(str(finding))
         flush()  # the next finding may take seconds, and its log lines go to stderr
     sandbox = _sandbox()
     say(str(sandbox))
     return 0 if sandbox.ok else 1
-
-
-def model_findings(model: str) -> Iterator[Finding]:
-    """Yield one finding per property of the tokenizer.
-
-    Raises:
-        EngineError: If the tokenizer doesn't exist or can't be loaded.
-    """
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise EngineError(f"doctor --model needs transformers: {install_line('train')}") from error
-
-    from agentgym.chat.template_report import check_template
-    from agentgym.chat.tokenizer import HuggingFaceTokenizer
-
-    try:
-        model = str(find_model(model))
-        refuse_missing(model)
-    except ValueError as error:
-        raise EngineError(str(error)) from error
-    with boundary(EngineError, f"model {model!r}"):
-        for file in Path(model).iterdir() if Path(model).is_dir() else ():
-            if not file.is_dir():
-                regular_file(file, within=None)  # the hub's cache links to its files
-    why_not = None if Path(model).is_dir() else why_no_hub()
-    with boundary(EngineError, f"model {model!r}"):
-        try:
-            found = AutoTokenizer.from_pretrained(model, local_files_only=why_not is not None)
-        except OSError as error:
-            if why_not is None:
-                raise
-            raise EngineError(f"model {model!r}: no folder here, not in the hub's cache, and {why_not}") from error
-    tokenizer = HuggingFaceTokenizer(found)
-    known_format, shipped = tokenizer.response_format, tokenizer.response_template is not None
-    detail = "its own response_template" if shipped else f"read as {known_format.name}" if known_format else ""
-    known = shipped or known_format is not None
-    yield Finding(
-        name="response format", ok=known, detail=detail if known else "its tool calls are read as text", otherwise="no"
-    )
-    for check in check_template(tokenizer):
-        yield Finding(name=check.name, ok=check.ok, detail=check.detail, otherwise="no")
 
 
 def findings() -> Iterator[Finding]:

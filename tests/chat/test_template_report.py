@@ -10,7 +10,7 @@ from agentgym.chat.template_report import check_template
 from agentgym.engines.scripted import ByteTokenizer
 from agentgym.types.messages import Message
 
-ALL = ["appends text", "appends tools", "appends thought", "separators", "tool calls"]
+ALL = ["appends text", "appends calls", "appends thought", "separators", "tool calls"]
 
 
 class ForgetsThoughts(ByteTokenizer):
@@ -108,7 +108,7 @@ class LeavesItsOpening(ByteTokenizer):
         (NextEnds(), {}),
         (LeavesItsOpening(), {"tool calls": "is parsed back as '</think>It is four.'"}),
         (OtherCalls(), {"tool calls": "parsed as text"}),
-        (Refuses(), {"appends tools": "refuses the chat: RuntimeError: no tools", "tool calls": "refuses"}),
+        (Refuses(), {"appends calls": "refuses the chat: RuntimeError: no tools", "tool calls": "refuses"}),
     ],
     ids=lambda given: type(given).__name__,
 )

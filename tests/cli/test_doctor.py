@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import socketserver
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import pytest
 
 import agentgym
 from agentgym import hub as models
-from agentgym.cli import doctor, main as cli
+from agentgym.chat.template_report import TOOLS
+from agentgym.chat.tokenizer import chat_tokenizer
+from agentgym.cli import doctor, main as cli, model_report
 from agentgym.errors.extras import install_line
 from agentgym.sandboxes import choose
 from agentgym.sandboxes.docker import client as docker_client
@@ -36,13 +39,102 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_reports_what_a_tokenizer_does_to_a_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = say(capsys, "doctor", "--model", str(ROOT / "recipes/checkpoints/chase"))
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["ok"] * 6
+    findings = [line for line in out.splitlines() if not line.startswith((" ", "the prompt"))]
+    assert [line.split()[0] for line in findings] == ["ok"] * 8
+    assert "ok       shows tools     yes\n" in out
     assert "read as hermes" in out
+    assert "ok       stop token      <|im_end|> (id 2)\n" in out
+
+
+def test_doctor_prints_the_prompt_as_the_model_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    out = say(capsys, "doctor", "--model", "tiny")[1]
+    tokenizer = chat_tokenizer("tiny")
+    text = tokenizer.render(model_report.MESSAGES, TOOLS, generation=True)
+    many = len(tokenizer.encode(text))
+    shown = out[: out.index("ok       shows tools")].splitlines()
+    assert shown[0] == f"the prompt of a system text, a question and the tool 'note', {many} tokens:"
+    assert "\n".join(line.removeprefix("    ") for line in shown[1:]) == text
+    assert "<|im_start|>system" in text
+    assert '"name": "note"' in text
+
+
+def model_with(tmp_path: Path, template: str | None) -> str:
+    """Return a copy of the tiny model's folder with another chat template, or with none."""
+    folder = shutil.copytree(ROOT / "recipes/checkpoints/chase", tmp_path / "model")
+    file = folder / "chat_template.jinja"
+    file.unlink() if template is None else file.write_text(template)
+    return str(folder)
+
+
+PLAIN = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""A chat template without tools, and without a token that ends a turn."""
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (None, "tokenizer: has no chat_template; give one (chat_template, --chat-template FILE.jinja), or use the"),
+        ("{% for m in messages %}", "chat_template: cannot be rendered in line 1: "),
+        ("{{ raise_exception('only for adults') }}", "chat_template: "),
+        ("{{ messages[0].content.nothing() }}", "chat_template: "),
+    ],
+)
+def test_a_model_whose_template_does_not_work_gives_one_line(
+    template: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_with(tmp_path, template)
+    assert cli.main(["doctor", "--model", model]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"agentgym: {said}")
+    assert printed.err.count("\n") == 1
+    own = str(ROOT / "recipes/checkpoints/chase/chat_template.jinja")
+    assert say(capsys, "doctor", "--model", model, "--chat-template", own)[0] == 0
+
+
+def test_a_folder_without_a_tokenizer_gives_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text((ROOT / "recipes/checkpoints/chase/config.json").read_text())
+    assert cli.main(["doctor", "--model", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"agentgym: model: {tmp_path} has no tokenizer.json; add ")
+    assert err.count("\n") == 1
+
+
+def test_doctor_says_that_a_template_shows_no_tools_and_that_nothing_stops_a_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_with(tmp_path, PLAIN)
+    code, out = say(capsys, "doctor", "--model", model)
+    assert code == 1
+    assert "no       shows tools     no, so agentgym lists them in the system prompt" in out
+    assert "no       stop token      the chat template ends a turn with '\\n', which stops nothing" in out
+    assert '"name": "note"' in out
+    out = say(capsys, "doctor", "--model", model, "--tools", "template")[1]
+    assert "no       shows tools     no; set --tools prompt, or give a chat template" in out
+    assert '"name": "note"' not in out
+    assert cli.main(["doctor", "--model", model, "--tools", "refuse"]) == 1
+    assert capsys.readouterr().err.startswith("agentgym: tools: the chat template shows no tools to the model; ")
+
+
+def test_doctor_reads_an_adapter_with_its_own_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "tiny"}')
+    (tmp_path / "chat_template.jinja").write_text(f"LOUD{chat_tokenizer('tiny').tokenizer.chat_template}")
+    code, out = say(capsys, "doctor", "--model", str(tmp_path))
+    assert code == 0
+    assert out.splitlines()[1] == "    LOUD<|im_start|>system"
+
+
+def test_the_flags_of_a_models_check_need_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--tools", "prompt"]) == 1
+    assert capsys.readouterr().err.startswith("agentgym: --chat-template, --tools: ")
 
 
 def test_doctor_names_a_model_that_does_not_exist(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["doctor", "--model", str(tmp_path)]) == 1
-    assert f"model {str(tmp_path)!r}" in capsys.readouterr().err
+    assert f"model: {tmp_path} cannot be loaded" in capsys.readouterr().err
 
 
 def test_doctor_says_how_to_install_missing_parts(
@@ -144,8 +236,8 @@ def test_an_unreachable_hub_is_named_in_one_line(
     assert cli.main(["doctor", "--model", "nobody/no-such-model"]) == 1
     said = capsys.readouterr().err
     assert said == (
-        "agentgym: model 'nobody/no-such-model': no folder here, not in the hub's cache, and "
-        f"http://127.0.0.1:{port} cannot be reached (Connection refused)\n"
+        "agentgym: model: nobody/no-such-model cannot be loaded: there is no such folder here, it is not in the hub's "
+        f"cache, and http://127.0.0.1:{port} cannot be reached (Connection refused); {models.WANTED}\n"
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert models.why_no_hub() == "HF_HUB_OFFLINE is set"
