@@ -14,6 +14,7 @@ import torch
 import agentgym as ag
 from agentgym import gguf_files
 from agentgym.chat.tokenizer import chat_tokenizer
+from agentgym.cli import main as cli
 from agentgym.errors.extras import MissingPackage
 from agentgym.files.names import cache_folder
 from agentgym.hub import find_model, is_tiny, loading, refuse_missing
@@ -276,6 +277,9 @@ def test_what_a_killed_process_left_is_removed(file: Path, cache: Path) -> None:
     subprocess.run([sys.executable, "-c", kill, str(cache)], check=False)
     assert len(left_in(cache)) == 1
     folder = find_model(file)
+    assert left_in(cache) == [Path(folder).name]
+    subprocess.run([sys.executable, "-c", kill, str(cache)], check=False)
+    assert cli.main(["gc"]) in (0, 1)
     assert left_in(cache) == [Path(folder).name]
 
 

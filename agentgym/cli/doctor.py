@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agentgym.chat.template_input import ToolsIn
+from agentgym.cli.finding import Finding
 from agentgym.cli.output import flush, say
 from agentgym.errors import AgentGymError, SandboxError
 from agentgym.errors.extras import DISTRIBUTION, install_line
@@ -30,22 +31,6 @@ PACKAGES = {
 }
 """The packages to look for, and how to install each."""
 START_DOCKER = "install Docker, start it, and give this user access"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The result of one check: whether something is available, and if not, how to get it."""
-
-    name: str
-    ok: bool
-    detail: str
-    get: str = ""
-    otherwise: str = "missing"
-    """The word that is printed if the finding is not ok."""
-
-    def __str__(self) -> str:
-        line = f"{'ok' if self.ok else self.otherwise:<9}{self.name:<16}{self.detail}".rstrip()
-        return line if self.ok or not self.get else f"{line}\n{'':<25}-> {self.get}"
 
 
 def doctor(model: str | None = None, chat_template: str | None = None, tools: ToolsIn = "auto") -> int:

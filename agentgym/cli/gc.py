@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.output import say
 from agentgym.errors import SandboxError
+from agentgym.files.names import cache_folder
 from agentgym.machine.process_identity import dead_folders, remove_folder
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ def _ended_clients(client: Any) -> "list[Traces]":
 
 
 def _dead_folders() -> Iterator[tuple[str, Callable[[], object]]]:
-    from agentgym.sandboxes.docker.images.package_folder import cache_folder
+    from agentgym.sandboxes.docker.images import package_folder
 
-    for folder in (*dead_folders(), *dead_folders(cache_folder())):
+    places = (None, package_folder.cache_folder(), cache_folder("gguf"))
+    for folder in (left for place in places for left in dead_folders(place)):
         yield f"folder {folder}", partial(remove_folder, folder)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.chat.template_input import ToolsIn
-from agentgym.cli.doctor import Finding
+from agentgym.cli.finding import Finding
 from agentgym.errors import EngineError, boundary
 from agentgym.errors.extras import needs_extra
 from agentgym.types.messages import Message

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import agentgym as ag
+from agentgym.chat.tokenizer import chat_tokenizer
 from agentgym.cli import main as cli
 from agentgym.cli.envs.new import renamed
 from agentgym.cli.envs.train import recipe_of
@@ -258,7 +259,16 @@ def test_the_printed_commands_work(odd_folder: Path) -> None:
         "0",
         "--env.least",
         "2",
+        "--chat-template",
+        "my template.jinja",
+        "--chat-template-kwargs",
+        "greeting",
+        "it's me",
+        "--tools",
+        "prompt",
     )
+    template = chat_tokenizer("tiny").tokenizer.chat_template
+    (odd_folder / "my template.jinja").write_text(f"{{{{ greeting }}}}{template}")
     done = train(odd_folder, "quick:Quick", *small, "--output-dir", "runs/a b é")
     assert done.returncode == 0, done.stderr[-3000:]
     commands = printed_commands(done.stderr)
@@ -269,5 +279,9 @@ def test_the_printed_commands_work(odd_folder: Path) -> None:
             continue
         typed = subprocess.run(command, shell=True, cwd=odd_folder, env=environment, capture_output=True, text=True)
         assert typed.returncode == 0, (command, typed.stderr[-2000:])
+    [evaluation] = (odd_folder / "runs").glob("eval-*/*/settings.json")
+    kept = json.loads(evaluation.read_text())
+    assert (kept["chat_template_kwargs"], kept["tools"]) == ({"greeting": "it's me"}, "prompt")
     assert (odd_folder / "a whole model/config.json").is_file()
+    assert (odd_folder / "a whole model/chat_template.jinja").read_text().startswith("{{ greeting }}")
     assert (odd_folder / "runs/a b é/report/report.html").is_file()
