@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def trained(request: pytest.FixtureRequest, own: str, tmp_path_factory: pytest.T
     """Return the policy's folder of a run without steps that has its own chat template."""
     out = tmp_path_factory.mktemp("run")
     learning = ag.TrainConfig(method=request.param)
-    run = ag.RunConfig(env="nim", model="tiny", max_steps=0, chat_template=marked(own), output_dir=out, train=learning)
-    asyncio.run(ag.train_policy(run))
+    run = ag.RunConfig(env="nim", model="tiny", max_steps=0, eval_tasks=0, output_dir=out, train=learning)
+    asyncio.run(ag.train_policy(replace(run, chat_template=marked(own))))
     return out / ("adapter" if request.param == "lora" else "model")
 
 
