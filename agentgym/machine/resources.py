@@ -1,6 +1,9 @@
 """The memory and the processors that this process may use."""
 
 import os
+import re
+import resource
+import sys
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -16,6 +19,18 @@ def usable_memory(cgroup: Path = CGROUP) -> int:
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [_number(cgroup / name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
     return min([machine, *(limit for limit in limits if limit)])
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory of this process so far, in bytes."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:  # not Linux
+        status = ""
+    if (found := re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)) is not None:
+        return int(found[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # On Linux, it includes the process that forked this one.
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def usable_processors(cgroup: Path = CGROUP) -> int:

@@ -31,6 +31,7 @@ from agentgym.files import names
 from agentgym.files.folder_lock import LockedFolder
 from agentgym.hub import of_field
 from agentgym.judges.model_roles import unasked
+from agentgym.machine.resources import peak_memory
 from agentgym.rollouts.rollout_warnings import check_env_tools
 from agentgym.run.callbacks import Callback, Callbacks
 from agentgym.run.collector import Collector
@@ -49,7 +50,7 @@ from agentgym.run.preflight import check_data_types, warn_of_engine_limits
 from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
 from agentgym.run.start_report import Speed, measure_speed, start_report
-from agentgym.run.summary import look_at_failed, peak_memory
+from agentgym.run.summary import look_at_failed
 from agentgym.run.tasks.envs import env_metrics, members_of
 from agentgym.run.teacher import open_teacher, taught_samples
 from agentgym.run.trackers import open_tracker

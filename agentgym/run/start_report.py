@@ -127,15 +127,24 @@ def _engine(engine: Engine) -> str:
     return f"{said}, {engine.dtype}" if hasattr(engine, "dtype") else said
 
 
+_TOOLS_SHOWN = {
+    "template": ["tools are shown by the template"],
+    "prompt": ["tools are listed in the system prompt"],
+    None: ["tools are not shown"],
+}
+"""What a run says of each value of a tokenizer's `tools_shown_by`; nothing if the tokenizer doesn't have it."""
+
+
 def _chat(engine: Engine) -> str:
     """Return the format of calls, what shows the tools, and the texts that end a turn, as far as they are known."""
-    tokenizer = engine.tokenizer
+    tokenizer: Any = engine.tokenizer
     known = getattr(tokenizer, "response_format", None)
     own = "the tokenizer's own" if getattr(tokenizer, "response_template", None) is not None else "none"
-    said = [f"format of calls: {known.name if known is not None else own}"]
-    if hasattr(tokenizer, "tools_shown_by"):
-        by = tokenizer.tools_shown_by
-        said.append(f"tools are shown by the {by}" if by else "tools are not shown")
+    name = known.name if known is not None else own
+    shown_by = getattr(tokenizer, "tools_shown_by", "unknown")
+    if shown_by == "prompt" and tokenizer.template_input.calls_as_text:
+        name = "hermes"
+    said = [f"format of calls: {name}", *_TOOLS_SHOWN.get(shown_by, ())]
     stops = engine.stop_ids if isinstance(engine, TransformersEngine) else getattr(tokenizer, "stop_ids", ())
     if stops:
         said.append(f"a turn ends at {' or '.join(tokenizer.decode([stop]) for stop in sorted(stops))}")

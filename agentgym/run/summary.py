@@ -1,8 +1,6 @@
 """The report at the end of a run: what was learned, what wasn't and why, and where to look."""
 
 import math
-import resource
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentgym.files.names import command
+from agentgym.machine.resources import peak_memory
 from agentgym.run.metrics.batch import tool_counts
 from agentgym.run.metrics.health import signs
 from agentgym.scheduling.accounting import Groups
@@ -259,12 +258,6 @@ def _time(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     gpu = max((row.get("train/gpu_memory_gib") or 0 for row in rows), default=0)
     peak = f"peak memory {peak_memory() / 2**30:.1f} GiB" + (f", {gpu:.1f} GiB of a GPU for training" if gpu else "")
     return [f"{whole:,.0f} s for {len(rows):,} steps: {said}; {peak}"]
-
-
-def peak_memory() -> int:
-    """Return the largest resident memory of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _lost(counts: Mapping[str, int]) -> list[str]:

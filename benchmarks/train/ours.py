@@ -97,6 +97,9 @@ class Chatter(ag.Env[ag.Task]):
     def tasks(cls, split: Split) -> list[ag.Task]:
         return [ag.Task(id=f"{i}", prompt=(ag.Message(role="user", content=text),)) for i, text in enumerate(cls.texts)]
 
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        return ag.StepResult([], 0.0, terminated=True, truncated=False, info={})
+
     async def score(self) -> dict[str, float]:
         return {"random": self.dice.random()}
 

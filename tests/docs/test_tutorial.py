@@ -40,7 +40,7 @@ class Shown:
         if not self.command.startswith("agentgym train"):
             return text
         if steps < 20:  # too few steps to learn reliably; the lines below the verdict are indented by its length
-            text = text.replace(r"learned:\ ", r"(?:learned|reward\ unchanged|reward\ fell):\ ").replace(
+            text = text.replace(r"learned:\ ", r"(?:learned|reward\ unchanged|got\ worse|learned\ nothing):\ ").replace(
                 r"\ " * 9, r"\ +"
             )
         return text.replace("20", str(steps))

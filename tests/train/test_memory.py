@@ -16,9 +16,10 @@ from agentgym.types.sample import Sample
 
 ROOT = Path(__file__).parents[2]
 PEAK = """
-import resource, sys
+import sys
 import numpy as np
 from transformers import LlamaConfig, LlamaForCausalLM
+from agentgym.machine.resources import peak_memory
 from agentgym.train.trainer import TrainConfig, Trainer
 from tests.train.test_memory import samples
 
@@ -26,12 +27,11 @@ LlamaForCausalLM(LlamaConfig(
     vocab_size=512, hidden_size=192, intermediate_size=512, num_hidden_layers=8, num_attention_heads=6,
     num_key_value_heads=2, max_position_embeddings=256,
 )).save_pretrained(sys.argv[1])
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 with Trainer(sys.argv[1], TrainConfig(max_tokens_per_microbatch=4096, device="cpu")) as trainer:
     trainer.train(samples(2, 16))
-    before = peak()
+    before = peak_memory()
     trainer.train(samples(64, 64))
-    print(peak() - before, trainer.describe().memory.activations)
+    print(peak_memory() - before, trainer.describe().memory.activations)
 """
 
 

@@ -21,8 +21,8 @@ from agentgym.files.names import command
 Kind = Literal["tool", "sandbox", "chat", "game"]
 TRAINED: Mapping[Kind, tuple[str, ...]] = {
     "tool": (),
-    "sandbox": ("--model", "Qwen/Qwen3-0.6B", "--engine.dtype", "bfloat16"),
-    "chat": ("--model", "Qwen/Qwen3-0.6B", "--engine.dtype", "bfloat16"),
+    "sandbox": ("--model", "Qwen/Qwen3-0.6B"),
+    "chat": ("--model", "Qwen/Qwen3-0.6B"),
     "game": ("--credit", "turn"),
 }
 """For each kind of template, the flags of `agentgym train` in its README. The tiny model can't learn every kind."""
