@@ -44,14 +44,15 @@ def _after_text(render: Render, marks: re.Pattern[str]) -> list[str]:
     They are those that follow both the last turn and one before another message. If the template writes other tokens
     after the last turn than between turns, those count, because the model samples the last turn.
     """
-    last, between = (_behind(_rendered(render, [ASK, SAID, *more]), marks) for more in ([], [MORE]))
+    last, between = (_marks_after(_rendered(render, [ASK, SAID, *more]), marks) for more in ([], [MORE]))
     both = [mark for mark, _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, between, strict=False))]
     return both or last or between
 
 
-def _behind(told: str, marks: re.Pattern[str]) -> list[str]:
-    behind = told.partition(UNUSUAL)[2].partition(MORE["content"])[0].lstrip()
-    return marks.findall(behind) if marks.match(behind) else []
+def _marks_after(told: str, marks: re.Pattern[str]) -> list[str]:
+    """Return the marks between an assistant's text and the next message, if the first one follows the text."""
+    rest = told.partition(UNUSUAL)[2].partition(MORE["content"])[0].lstrip()
+    return marks.findall(rest) if marks.match(rest) else []
 
 
 def _after_call(render: Render, arguments: ArgumentForm | None, marks: re.Pattern[str]) -> list[str]:

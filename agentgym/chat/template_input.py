@@ -27,9 +27,9 @@ class TemplateInput:
     lists_tools: bool
     """Whether the tools are listed in the system message, and not passed to the template."""
     calls_as_text: bool
-    """Whether calls and results are written as text in the Hermes form."""
+    """Whether calls and results are written as text in the Hermes format."""
     example: str | None = None
-    """How the template writes a call, for the list of tools; None describes the Hermes form."""
+    """How the template writes a call, for the list of tools; None describes the Hermes format."""
 
     @property
     def changes_nothing(self) -> bool:

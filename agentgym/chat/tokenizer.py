@@ -254,7 +254,7 @@ class HuggingFaceTokenizer:
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         how = self.response_format
-        # A model that was told to write calls in the Hermes form may also write them in its own format.
+        # A model that was told to write calls in the Hermes format may also write them in its own format.
         if tools and self.template_input.calls_as_text and (not self.reads_calls or _HERMES_CALL.search(text)):
             how = HERMES
         return self._parsed(text, how, tools, inside=self._inside)

@@ -6,8 +6,8 @@ from weakref import WeakSet
 
 _LOG = logging.getLogger(__name__)
 TO_DO = (
-    "set tools='prompt' (--tools prompt), which lists them in the system prompt and reads calls in the Hermes form, or "
-    "pass a chat template that shows them and whose calls are known (--chat-template)"
+    "set tools='prompt' (--tools prompt), which lists them in the system prompt and reads calls in the Hermes format, "
+    "or pass a chat template that shows them and writes calls in a known format (--chat-template)"
 )
 """What to do if the chat template alone doesn't make tools usable."""
 _warned: "WeakSet[Any]" = WeakSet()
@@ -39,7 +39,7 @@ def check_tools(tokenizer: Any) -> None:
         _LOG.warning(
             "tools: %s, so the tools are listed in the system prompt, and calls are read in %s (docs/templates.md)",
             problem,
-            "the Hermes form" if tokenizer.template_input.calls_as_text else "the template's own form",
+            "the Hermes format" if tokenizer.template_input.calls_as_text else "the template's own format",
         )
 
 

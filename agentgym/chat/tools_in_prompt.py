@@ -1,4 +1,4 @@
-"""Tools as text, for models whose chat template or API shows none: the Hermes form in the prompt.
+"""Tools as text, for models whose chat template or API shows none: the Hermes format in the prompt.
 
 The tools are listed at the end of the system message, calls are JSON within <tool_call> tags in the assistant's
 content, and results stand within <tool_response> tags in a user message.
@@ -37,7 +37,7 @@ def with_tools(
     Args:
         messages: The conversation.
         tools: The schemas of the tools. If there are none, nothing is added.
-        example: A call as the model should write it. None describes the Hermes form.
+        example: A call as the model should write it. None describes the Hermes format.
     """
     if not tools:
         return list(messages)

@@ -82,7 +82,7 @@ def _shows_tools(tokenizer: Any) -> Finding:
 def _response_format(tokenizer: Any) -> Finding:
     known = tokenizer.response_format
     if tokenizer.template_input.calls_as_text:
-        detail = "calls are read in the Hermes form, which the system prompt describes"
+        detail = "calls are read in the Hermes format, which the system prompt describes"
     elif tokenizer.response_template is not None:
         detail = "its own response_template"
     elif known is not None:

@@ -128,9 +128,9 @@ def _engine(engine: Engine) -> str:
 
 
 _TOOLS_SHOWN = {
-    "template": ["tools are shown by the template"],
-    "prompt": ["tools are listed in the system prompt"],
-    None: ["tools are not shown"],
+    "template": ["tools, if any, are shown by the template"],
+    "prompt": ["tools, if any, are listed in the system prompt"],
+    None: ["tools, if any, are not shown"],
 }
 """What a run says of each value of a tokenizer's `tools_shown_by`; nothing if the tokenizer doesn't have it."""
 

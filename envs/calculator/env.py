@@ -1,4 +1,4 @@
-"""Calculator: arithmetic that a small model can't do, and a tool that can. Three examples show how to call it."""
+"""Calculator: arithmetic that a small model can't do on its own, and a tool for it, with three examples of a call."""
 
 import ast
 import operator

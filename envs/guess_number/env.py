@@ -12,11 +12,11 @@ from agentgym.testing import Reply, say
 COUNT = 1_000_000
 """Number of tasks per split."""
 SIZE = 8
-"""Count of numbers in a range."""
+"""How many numbers a range has."""
 GUESSES = 4
-"""The lowest number that suffices: with three hints, halving the range leaves one of eight numbers."""
+"""How many guesses are allowed. They suffice: three hints halve the range to one of eight numbers."""
 LOWEST = range(10, 92)
-"""The lowest numbers of ranges; all numbers have two digits."""
+"""The numbers with which a range may begin, so that all of its numbers have two digits."""
 RULES = "Guess my number. Answer with a number only."
 EXAMPLES = ((21, (24, 26, 25)), (51, (54, 52)))
 """The lowest number of each example's range, and its guesses; the last one is right."""

@@ -53,7 +53,7 @@ def test_a_turn_has_1024_tokens_if_the_env_sets_no_limit() -> None:
 
 def test_the_third_table_has_the_ranges_beyond_which_a_warning_is_logged() -> None:
     usual = [code.USUAL_RATE["lora"], code.USUAL_RATE["full"], code.USUAL_TEMPERATURE, code.USUAL_RANK]
-    for (_, stated, instead), found in zip(cells("Values that are warned of"), usual, strict=True):
+    for (_, stated, instead), found in zip(cells("Values that cause a warning"), usual, strict=True):
         low, high = map(float, stated.split(" to "))
         assert (low, high, instead) == (found.low, found.high, found.instead)
 

@@ -131,7 +131,7 @@ def _cast(arguments: dict[str, Any], schema: object, *, text_values: bool) -> di
 
 
 def _parts(schema: object, root: object) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a schema: itself, and those behind references and in unions.
+    """Yield the parts of a schema: itself, and those that its references and unions name.
 
     Args:
         schema: The schema of a value.

@@ -136,7 +136,7 @@ def prompt_messages(
 ) -> list[dict[str, Any]]:
     """Convert messages to the format of an API without tools.
 
-    The tools are listed in the system message. Calls and results are written as text in the Hermes form.
+    The tools are listed in the system message. Calls and results are written as text in the Hermes format.
 
     Args:
         messages: The conversation.

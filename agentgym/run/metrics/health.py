@@ -28,13 +28,15 @@ COLLAPSED = 0.2
 GREW = 2.0
 """The entropy has grown above this multiple of that of the first window, unless the reward rose."""
 SOLVED = 0.5
-"""Share of tasks solved by all their rollouts from which a low entropy is no sign."""
+"""If at least this share of the tasks is solved by all of their rollouts, a low entropy is no sign."""
 RISE, LEAST_MISMATCH = 3.0, 0.01
 """The mismatch has grown above `RISE` times that of the first window, and above `LEAST_MISMATCH` nats."""
 CUT = 0.3
 """Minimum share of turns that a token limit cut off."""
 FEW_CUT = 0.1
-"""Share of cut turns in the first window below which longer turns are the policy's doing, and not the limit's."""
+"""If a smaller share of the turns was cut off in the first window, the policy has begun to write longer turns.
+Otherwise, the limit is too low.
+"""
 SLOWER = 5.0
 """The learning rate to try is the run's, divided by this."""
 
