@@ -56,7 +56,7 @@ RUN = tuple(
 """The guides whose blocks run in order, each guide in a separate namespace."""
 TRAINING = ("training.md", "runs.md", "tasks.md", "credit.md", "losses.md", "trainer.md", "async.md")
 """The pages on training, whose blocks run in this order in one namespace (tests/docs/test_training_docs.py)."""
-FILES = ("tutorial.md", "walkthrough.md")
+FILES = ("tutorial.md", "walkthrough.md", "real-models.md")
 """The pages whose blocks are files or parts of files, which other tests run."""
 PACKAGES = {
     "bridges.md": ("gymnasium", "pettingzoo"),

@@ -17,7 +17,7 @@ LANGUAGES = {"python", "sh", "console", "text", "toml"}
 FENCE = re.compile(r"^( *)```(\S*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 RUN = (
-    r"agentgym (check(?! polyglot)|export|import|ls|rescore|report|show) ",
+    r"agentgym (check(?! polyglot)|export|import|ls|rescore|report|show(?! runs/(eval-)?Largest/)) ",
     r"agentgym doctor$",
     r"agentgym eval my_env:Pointers --model ",
 )
@@ -26,6 +26,8 @@ PARSED = {
     r"agentgym check polyglot$": "needs the images that the lines above build; the env's own tests build them",
     r"agentgym eval .*--url ": "needs a chat endpoint, as in tests/engines/endpoint",
     r"agentgym eval (judge_essay|negotiate) ": "needs a model from the hub",
+    r"agentgym (doctor|eval|train) .*--model HuggingFaceTB/": "test_real_models.py runs it with another model",
+    r"agentgym (show runs/(eval-)?Largest/|eval largest:Largest --model runs/)": "test_real_models.py runs it",
     r"agentgym eval nim .*--ray ": "starts a Ray cluster, or joins one; tests/cluster evaluates on one",
     r"agentgym gc$": "cleans up the whole machine; tests/cli runs it with separate folders",
     r"agentgym merge ": "needs the run of the line above; tests/cli merges an adapter",
