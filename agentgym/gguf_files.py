@@ -22,7 +22,7 @@ _VERSION = b"1"
 _GPT2 = frozenset(("default", "gpt-2", "gpt2"))
 """Names in `tokenizer.ggml.pre` of GPT-2's way to split a text into words, which transformers uses by default."""
 _DIGITS = frozenset(("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"))
-"""Names in `tokenizer.ggml.pre` of the same way, after each digit is split off."""
+"""Names in `tokenizer.ggml.pre` of the same way, but with each digit as a separate word."""
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 """The fields with the ids that end a turn."""
 _ONE_AT_A_TIME = threading.Lock()
@@ -173,8 +173,8 @@ def _convert_tokenizer(file: Path, fields: dict[str, Any]) -> Any:
         )
         return tokenizer
     _LOG.warning(
-        "%s: its tokenizer splits text in a way that transformers does not know, %r, and is read with GPT-2's: some "
-        "texts may get other ids than in training; use the model's Hugging Face folder if you can",
+        "%s: its tokenizer splits text into words by the rule %r, which transformers doesn't know, so GPT-2's is used: "
+        "some texts may get other ids than in the model's training; use its Hugging Face folder if you can",
         file,
         splits,
     )

@@ -230,7 +230,7 @@ def test_text_is_split_into_words_as_the_file_says(splits: str, ids: int, model:
 
 def test_an_unknown_way_to_split_text_is_reported(model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     find_model(write_gguf(model, tmp_path / "small.gguf", splits="newest"))
-    assert "in a way that transformers does not know, 'newest'" in caplog.text
+    assert "by the rule 'newest', which transformers doesn't know" in caplog.text
 
 
 def test_the_end_of_a_turn_stops_the_model_as_well_as_the_end_of_a_text(model: Any, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def doctor(model: str | None = None, chat_template: str | None = None, tools: To
         needed = ("stop token", "separators", "tool calls")
         return 0 if all(line.ok for line in found if isinstance(line, Finding) and line.name in needed) else 1
     if chat_template is not None or tools != "auto":
-        raise AgentGymError("--chat-template, --tools: they are for the check of a model; give one with --model")
+        raise AgentGymError("--chat-template, --tools: these flags are for checking a model; add --model")
     for finding in findings():
         say(str(finding))
         flush()  # the next finding may take seconds, and its log lines go to stderr

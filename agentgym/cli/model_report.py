@@ -70,7 +70,7 @@ def model_findings(tokenizer: Any) -> Iterator[Finding]:
 def _shows_tools(tokenizer: Any) -> Finding:
     shown = {
         "template": "yes",
-        "prompt": "no, so agentgym lists them in the system prompt; --tools refuse refuses them instead",
+        "prompt": "no, so agentgym lists them in the system prompt; with --tools refuse, this is an error",
         None: "no; set --tools prompt, or give a chat template that shows them with --chat-template",
     }
     by = tokenizer.tools_shown_by
@@ -88,7 +88,7 @@ def _response_format(tokenizer: Any) -> Finding:
     elif known is not None:
         detail = f"read as {known.name}"
     else:
-        detail = "its tool calls are read as text"
+        detail = "unknown, so tool calls are read as text"
     ok = tokenizer.reads_calls or tokenizer.template_input.calls_as_text
     return Finding(name="response format", ok=ok, detail=detail, otherwise="no")
 
@@ -102,7 +102,7 @@ def _stop_marks(tokenizer: Any) -> Iterator[Finding]:
         yield Finding(name="stop token", ok=True, detail=f"{mark} (id {i})")
     end = end_of_turn(tokenizer)
     if end is not None and end not in stops:
-        said = f"the chat template ends a turn with {end!r}, which stops nothing: a turn runs on to its limit"
+        said = f"the chat template ends a turn with {end!r}, which is not a stop token, so turns end only at a limit"
         yield Finding(name="stop token", ok=False, detail=said, otherwise="no")
 
 

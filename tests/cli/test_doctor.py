@@ -110,7 +110,7 @@ def test_doctor_says_that_a_template_shows_no_tools_and_that_nothing_stops_a_tur
     code, out = say(capsys, "doctor", "--model", model)
     assert code == 1
     assert "no       shows tools     no, so agentgym lists them in the system prompt" in out
-    assert "no       stop token      the chat template ends a turn with '\\n', which stops nothing" in out
+    assert "no       stop token      the chat template ends a turn with '\\n', which is not a stop token" in out
     assert '"name": "note"' in out
     out = say(capsys, "doctor", "--model", model, "--tools", "template")[1]
     assert "no       shows tools     no; set --tools prompt, or give a chat template" in out

@@ -146,7 +146,8 @@ def test_a_resumed_run_knows_the_steps_before() -> None:
 
 def test_the_docs_have_the_thresholds() -> None:
     table = DOCS.read_text().partition("## My run gets worse")[2].partition("\n## ")[0]
-    assert f"means over {WINDOW} steps, and must stand for {HOLD} steps" in table
+    assert f"means over {WINDOW} steps" in table
+    assert f"{HOLD} consecutive steps" in table
     assert f"by {health.FALL} standard deviations of the rewards and by {health.NOISE:g} standard errors" in table
     assert (health.COLLAPSED, health.SLOWER, health.GREW, health.RISE) == (1 / 5, 5, 2, 3)
     assert all(words in table for words in ("below a fifth", "to twice that", "to three times that"))
