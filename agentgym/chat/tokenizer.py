@@ -17,7 +17,7 @@ from agentgym.chat.special_tokens import BREAK, BrokenMarkEncoder, SpecialTokens
 from agentgym.chat.template import Renders, literals, sought_words, template_text, template_variables, warn_of_unused
 from agentgym.chat.template_deltas import PLAIN
 from agentgym.chat.template_input import EXAMPLE, TemplateInput, ToolsIn
-from agentgym.chat.template_probes import UNUSUAL, TemplateFacts, shows_tools, template_facts
+from agentgym.chat.template_probes import ASK, UNUSUAL, TemplateFacts, shows_tools, template_facts
 from agentgym.errors.extras import needs_extra
 from agentgym.hub import WANTED, find_model, loading
 from agentgym.types.json_values import whole_characters
@@ -122,15 +122,14 @@ class HuggingFaceTokenizer:
         Those that are marked as special, or that the template writes around a user message, delimit turns.
         """
         added = self.backend.get_added_tokens_decoder().values()
-        frame = self.render([Message(role="user", content="")], [], generation=False)
+        frame = self.render([ASK], [], generation=False)  # Some templates reject an empty content.
         turns = [token.content for token in added if token.special or token.content in frame]
         return SpecialTokens([token.content for token in added], turns)
 
     def _opening(self) -> str:
         """Return the text with which the template opens an assistant turn after a user message."""
-        ask = [Message(role="user", content="")]
-        closed = self.render(ask, [], generation=False)
-        return self.render(ask, [], generation=True).removeprefix(closed)
+        closed = self.render([ASK], [], generation=False)
+        return self.render([ASK], [], generation=True).removeprefix(closed)
 
     def _read_prefix(self) -> str:
         """Return the part of an assistant turn's opening that the parser reads before a reply.

@@ -82,6 +82,13 @@ def tokenizer(request: pytest.FixtureRequest) -> HuggingFaceTokenizer:
     return real(request.param)
 
 
+def test_a_template_may_reject_an_empty_content() -> None:
+    rejects = "{% if not messages[-1].content %}{{ raise_exception('empty') }}{% endif %}"
+    tokenizer = tokenizer_of(rejects + CHATML)
+    assert tokenizer.opening == tokenizer_of(CHATML).opening == "<|im_start|>assistant\n"
+    assert Chat(tokenizer, [], [user("Go.")]).text.endswith("Go.<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_tools_are_shown_with_every_real_template(tokenizer: HuggingFaceTokenizer) -> None:
     for start in ([], [Message(role="system", content="Be kind.")]):
         text = tokenizer.render([*start, user("Go.")], [LOOK], generation=True)

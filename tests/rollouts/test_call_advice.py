@@ -61,6 +61,23 @@ async def test_a_sub_agent_is_told_in_its_own_format() -> None:
     assert sorted(messages) == sorted([told, "seen x", "seen"])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "look", "arguments": {"what": "x"}}',
+        '<tool_call>{"what": "x"}</tool_call>',
+        '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+    ],
+)
+async def test_a_model_whose_call_is_json_in_another_form_is_told_the_form(text: str) -> None:
+    engine = Scripted([text, "done"], tokenizer=tokenizer_of("hermes"), end=END)
+    played = await ag.rollout(Looks, ag.Task(id="1", prompt="go"), engine)
+    example = RESPONSE_FORMATS["hermes"].example
+    assert turns(played)[0].env_messages[0]["content"] == (
+        f"error: the tool call cannot be read; write each call like this:\n{example}"
+    )
+
+
 async def test_a_call_that_is_not_json_is_told_the_error() -> None:
     broken = '<tool_call>\n{"name": "look", "arguments": {"what": x}}\n</tool_call>'
     played = await ag.rollout(Looks, ag.Task(id="1", prompt="go"), Scripted([broken, "done"]))
