@@ -23,7 +23,7 @@ from agentgym.tools.dynamic import AnyTool
 from agentgym.tools.streams import joined
 from agentgym.tools.tool import Stop, WrongArguments, class_tools
 from agentgym.tools.tool_threads import call_method
-from agentgym.types.json_values import UNSOUND, is_sound
+from agentgym.types.json_values import UNSOUND, is_sound, members_of
 from agentgym.types.messages import Content, Image, content_of
 
 
@@ -114,7 +114,9 @@ def _bound(
     try:
         given = _load(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError) as error:
-        return _malformed(f"{_unread(name, arguments, error)}; write each call like this:\n{_example.get()}")
+        return _not_read(_unread(name, arguments, error))
+    if not name:
+        return _not_read(_UNREAD)
     if made is None or not _is_allowed(made, name, allowed_tools):
         tools = [known for known, its in offered(owner).items() if _is_allowed(its, known, allowed_tools)]
         return _malformed(f"unknown tool {name!r}; the tools are: {', '.join(tools) or 'none'}")
@@ -130,7 +132,10 @@ def _unread(name: str, arguments: Any, error: Exception) -> str:
         return f"invalid JSON in the call to tool {name!r}: {error}"
     if arguments.lstrip().startswith(("{", "[")):
         return f"invalid JSON in the tool call: {error}"
-    return "the tool call cannot be read"
+    return _UNREAD
+
+
+_UNREAD = "the tool call cannot be read"
 
 
 def _is_allowed(made: AnyTool, name: str, allowed_tools: Collection[str] | None) -> bool:
@@ -139,12 +144,16 @@ def _is_allowed(made: AnyTool, name: str, allowed_tools: Collection[str] | None)
 
 
 def _load(text: str) -> Mapping[str, Any]:
-    loaded = json.loads(text)
+    loaded = json.loads(text, object_pairs_hook=members_of)
     if not isinstance(loaded, dict):
         raise ValueError(f"the arguments must be a JSON object, got {type(loaded).__name__}")
     if not is_sound(loaded):
         raise ValueError(f"the arguments {UNSOUND}")
     return loaded
+
+
+def _not_read(why: str) -> ToolResult:
+    return _malformed(f"{why}; write each call like this:\n{_example.get()}")
 
 
 def _malformed(content: str) -> ToolResult:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 MAX_DEPTH = 100
@@ -27,6 +28,18 @@ def whole_characters(text: str) -> str:
     except UnicodeEncodeError:
         return _HALF.sub("\ufffd", text)
     return text
+
+
+def members_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object as a dict: the `object_pairs_hook` of a reader that loses no value.
+
+    Raises:
+        ValueError: If a name occurs twice.
+    """
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("an object has a name twice")
+    return made
 
 
 def writable(value: Any) -> Any:

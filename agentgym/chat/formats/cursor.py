@@ -101,6 +101,16 @@ class Cursor:
         self.at = end
         return value
 
+    def put(self, members: dict[str, Any], name: str, value: Any) -> None:
+        """Add a member to an object.
+
+        Raises:
+            MalformedCall: If the object already has this name.
+        """
+        if name in members:
+            self.fail()
+        members[name] = value
+
     def named(self, name: str) -> str:
         """Return the name of a call.
 

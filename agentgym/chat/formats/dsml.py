@@ -26,10 +26,10 @@ def _block(tools: Tools, cursor: Cursor) -> list[ToolCall]:
         cursor.fail()
     calls = []
     while name := cursor.match(_INVOKE):
-        arguments = {}
+        arguments = dict[str, Any]()
         while parameter := cursor.match(_PARAMETER):
             value = cursor.until_before("</｜DSML｜parameter>", _BEHIND)
-            arguments[parameter[1]] = value if parameter[2] == "true" else _json(cursor, value)
+            cursor.put(arguments, parameter[1], value if parameter[2] == "true" else _json(cursor, value))
         cursor.expect("</｜DSML｜invoke>")
         calls.append(made_call(name[1], arguments, tools))
     cursor.close(f"</｜DSML｜{block[1]}>")

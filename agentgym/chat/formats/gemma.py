@@ -41,7 +41,7 @@ def _object(cursor: Cursor, depth: int) -> dict[str, Any]:
     while True:
         key = _key(cursor)
         cursor.expect(":")
-        members[key] = _value(cursor, depth)
+        cursor.put(members, key, _value(cursor, depth))
         if cursor.take("}"):
             return members
         cursor.expect(",")

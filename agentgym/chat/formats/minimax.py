@@ -28,9 +28,9 @@ def _read(text: str, tools: Tools) -> Reading:
 def _block(tools: Tools, cursor: Cursor) -> list[ToolCall]:
     calls = []
     while name := cursor.match(_INVOKE):
-        arguments = {}
+        arguments = dict[str, Any]()
         while parameter := cursor.match(_PARAMETER):
-            arguments[parameter[1]] = cursor.until_before("</parameter>", _BEHIND)
+            cursor.put(arguments, parameter[1], cursor.until_before("</parameter>", _BEHIND))
         cursor.expect("</invoke>")
         calls.append(made_call(name[1], arguments, tools, text_values=True))
     cursor.close(CALLS[1])

@@ -57,7 +57,7 @@ def _arguments(cursor: Cursor) -> dict[str, Any]:
         key = cursor.match(_KEY)
         if key is None:
             cursor.fail()
-        arguments[key[1]] = _value(cursor, 0)
+        cursor.put(arguments, key[1], _value(cursor, 0))
         if not cursor.take(","):
             cursor.expect(")")
             break
@@ -112,7 +112,7 @@ def _dict(cursor: Cursor, depth: int) -> dict[str, Any]:
         if not isinstance(key, str):
             cursor.fail()
         cursor.expect(":")
-        members[key] = _value(cursor, depth)
+        cursor.put(members, key, _value(cursor, depth))
         if not cursor.take(","):
             cursor.expect("}")
             break

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from agentgym.chat.formats import HERMES
-from agentgym.chat.formats.calls import raw_call
+from agentgym.chat.formats.calls import json_at, raw_call, skip_blanks
 from agentgym.chat.formats.response_format import Tools, looks_like_call
 from agentgym.chat.message_chat import estimated_tokens
 from agentgym.chat.parsing import message_of
@@ -243,10 +243,8 @@ def _arguments(written: str | dict[str, Any] | None) -> Any:
         return written or {}
     if not written.strip():
         return {}
-    try:
-        return json.loads(written)
-    except (ValueError, RecursionError):
-        return written
+    ok, value, end = json_at(written, 0)
+    return value if ok and skip_blanks(written, end) == len(written) else written
 
 
 def _usage_of(read: _Usage | None, message: Message) -> Usage:

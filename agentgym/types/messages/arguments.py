@@ -4,20 +4,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.types.json_values import is_sound
+from agentgym.types.json_values import is_sound, members_of
 
 
 def as_object(arguments: Any) -> Any:
     """Return arguments that are an object's JSON text as the object, and everything else unchanged.
 
-    Blank text is an empty object. An object that not every template can write (`is_sound`) stays text.
+    Blank text is an empty object. An object that not every template can write (`is_sound`), or that has a name twice,
+    stays text.
     """
     if not isinstance(arguments, str):
         return arguments
     if not arguments.strip():
         return {}
     try:
-        read = json.loads(arguments)
+        read = json.loads(arguments, object_pairs_hook=members_of)
     except (ValueError, RecursionError):
         return arguments
     return read if isinstance(read, dict) and is_sound(read) else arguments

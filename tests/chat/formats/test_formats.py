@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001  DeepSeek's special tokens are written with a fullwidth bar
 """Each response format: calls, reasoning and text are read back, and malformed calls keep their text."""
 
+import re
 from typing import Any
 
 import pytest
@@ -28,6 +29,12 @@ GLM = """<tool_call>look
 <arg_value>a b</arg_value>
 </tool_call>"""
 JSON = '{"at": 3, "what": "a b"}'
+AN_ARGUMENT = re.compile(
+    r"""(?x) "what":\ "a\ b" | what='a\ b' | what:<\|"\|>a\ b<\|"\|> | ]<]minimax\[>\[<what>a\ b]<]minimax\[>\[</what>
+    | <(?:｜DSML｜)?parameter\ name="what"[^>]*>a\ b</(?:｜DSML｜)?parameter>\n
+    | <parameter=what>\na\ b\n</parameter>\n | <arg_key>what</arg_key>\n<arg_value>a\ b</arg_value>\n"""
+)
+"""The argument `what` in the calls of all formats."""
 DSML = """<｜DSML｜BLOCK>
 <｜DSML｜invoke name="look">
 <｜DSML｜parameter name="at" string="false">3</｜DSML｜parameter>
@@ -127,6 +134,19 @@ def test_a_call_with_many_arguments_is_parsed(form: str) -> None:
     written = "".join(one[form].format(n) for n in range(200))
     read = tokenizer(form).parse(f"{head}{written}{end}</tool_call>", TOOLS)
     assert calls(read) == [{"name": "look", "arguments": {f"n{n}": "1" for n in range(200)}}]
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_a_call_with_an_argument_twice_is_malformed_and_neither_value_is_dropped(form: str) -> None:
+    argument = AN_ARGUMENT.search(WRITTEN[form])
+    assert argument is not None
+    separator = ", " if argument[0][0] in '"w' else "," if form == "gemma" else ""
+    text = WRITTEN[form].replace(argument[0], separator.join([argument[0], argument[0].replace("a b", "c d")]))
+    read = tokenizer(form).parse(text, TOOLS)
+    (call,) = calls(read)
+    assert isinstance(call["arguments"], str)
+    assert [value in call["arguments"] for value in ("a b", "c d")] == [True, True]
+    assert read["content"] == text
 
 
 def test_a_glm_key_may_contain_spaces() -> None:

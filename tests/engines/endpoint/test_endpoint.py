@@ -277,14 +277,15 @@ async def test_reasoning_is_kept_and_sent_back_only_if_requested() -> None:
     assert server.requests[1]["messages"][1]["reasoning_content"] == "I must look"
 
 
-async def test_a_call_with_invalid_json_is_reported_to_the_model_and_sent_back_as_json() -> None:
+@pytest.mark.parametrize("written", ['{"of": tea', '{"of": "gin", "of": "tea"}', '{"of": 1e999}', "{} {}"])
+async def test_a_call_with_invalid_json_is_reported_to_the_model_and_sent_back_as_json(written: str) -> None:
     def answers(request: Request, number: int) -> Sent:
-        return said("3") if number else called("price", '{"of": tea')
+        return said("3") if number else called("price", written)
 
     rollout, server = await play(answers)
     assert rollout.metrics["malformed_calls"] == 1
     _, call, told = server.requests[1]["messages"]
-    assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"raw": '{"of": tea'}
+    assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"raw": written}
     assert told["tool_call_id"] == "call_1"
 
 
