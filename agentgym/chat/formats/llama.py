@@ -26,7 +26,7 @@ def _read(text: str, tools: Tools) -> Reading:
     end = at = 0
     while (begin := _BEGIN.search(text, at)) is not None:
         ok, value, at = json_at(text, begin.start())
-        if not ok and _CALL.match(text, begin.start()):
+        if not ok and _CALL.search(text, begin.start(), at):  # It may be part of the broken object.
             return Reading(text, [*calls, raw_call(text[begin.start() :].strip())])
         at = max(at, begin.end())
         call = _call(value, tools)

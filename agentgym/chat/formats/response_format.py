@@ -160,19 +160,27 @@ def _has_line_of_call(text: str) -> bool:
 
 
 def _names_tool(text: str, tools: Tools) -> bool:
-    """Return whether a text begins with a JSON object, also in a list or a code block, that names a tool."""
+    """Return whether a text begins with a JSON object, also in a list or a code block, that names a tool.
+
+    The object may be cut off or not quite JSON.
+    """
     if text[:1] not in _STARTS and text.lstrip()[:1] not in _STARTS:
         return False
     start = text.lstrip().removeprefix("```json").removeprefix("```").lstrip().removeprefix("[").lstrip()
     if not start.startswith("{"):
         return False
-    value = json_at(start, 0).value
-    if not isinstance(value, dict):
-        return False
+    names = frozenset(tool["function"]["name"] for tool in tools)
+    ok, value, _ = json_at(start, 0)
+    if not ok:
+        named = any(found["name"] in names for found in _BROKEN_NAME.finditer(start))
+        return named and _BROKEN_ARGUMENTS.search(start) is not None
     value = value["function"] if isinstance(value.get("function"), dict) else value
-    names = (value.get("name"), value.get("function"))
-    return any(tool["function"]["name"] in names for tool in tools) and not value.keys().isdisjoint(_ARGUMENTS)
+    given = (value.get("name"), value.get("function"))
+    return any(name in names for name in given if isinstance(name, str)) and not value.keys().isdisjoint(_ARGUMENTS)
 
 
 _STARTS = ("{", "[", "`")
 _ARGUMENTS = ("arguments", "parameters", "args")
+_BROKEN_NAME = re.compile(r"""(['"])(?:name|function)\1\s*+:\s*+(['"])(?P<name>[^'"]++)\2""")
+_BROKEN_ARGUMENTS = re.compile(rf"""(['"])(?:{"|".join(_ARGUMENTS)})\1\s*+:""")
+"""The name and the arguments of a call in an object that isn't valid JSON."""

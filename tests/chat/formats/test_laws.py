@@ -91,6 +91,10 @@ def test_the_marks_of_a_format_are_known_to_all_others(form: ResponseFormat) -> 
         '{"tool": {}, "name": "look", "args": {"at": 3}}',
         '[{"function": "look", "args": {}}]',
         '```json\n{"function": {"name": "look", "arguments": {}, "x": 1}\n}\n```',
+        '{"name": "look", "arguments": {"at": 3}',
+        '{"type": "function", "function": {"name": "look", "parameters": {"at": 3}}',
+        '{"args": {"at": 1e999}, "name": "look"}',
+        "[{'name': 'look', 'arguments': {'at': 3}}]",
     ],
 )
 def test_an_answer_that_begins_with_an_object_that_names_a_tool_is_a_call(form: ResponseFormat, text: str) -> None:
@@ -100,7 +104,17 @@ def test_an_answer_that_begins_with_an_object_that_names_a_tool_is_a_call(form: 
 
 @FORMATS
 @pytest.mark.parametrize(
-    "text", ["4", "a < b", '{"name": "Bob", "age": 3}', '{"look": 3}', "Use to=5.", "[1, 2]", "see <tool> there"]
+    "text",
+    [
+        "4",
+        "a < b",
+        '{"name": "Bob", "age": 3}',
+        '{"look": 3}',
+        "Use to=5.",
+        "[1, 2]",
+        "see <tool> there",
+        '{"name": "look", "a"',
+    ],
 )
 def test_any_other_answer_is_no_call(form: ResponseFormat, text: str) -> None:
     assert form.parse(text, TOOLS) == say(text)

@@ -71,6 +71,8 @@ def test_a_variant_that_can_only_mean_one_call_is_read(form: str, text: str, num
         ("mistral_list", f"[TOOL_CALLS]look[ARGS]{JSON}"),
         ("llama", "<|python_tag|>look.call(at=3)"),
         ("llama", f'{{"function": "look", "parameters": {JSON}}}'),
+        ("llama", f'I look: {{"type": "function", "function": {{"name": "look", "parameters": {JSON}}}'),
+        ("llama", f'Then {{"type": "x", "n": 1e999}} {{"name": "look", "parameters": {JSON}}}'),
         ("harmony", "<|channel|>commentary to=functions.look"),
         ("harmony", f'{{"name": "look", "arguments": {JSON}}}'),
     ],
