@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from agentgym.chat.message_chat import MessageChat
-from agentgym.chat.reasoning import split_reasoning
+from agentgym.chat.reasoning import THINK, split_reasoning
+from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.chat.tools_in_prompt import calls_as_text
 from agentgym.config_fields import nearest
 from agentgym.engines.base import Engine, check_engine, own_model_name
 from agentgym.engines.messages import MessageCompletion, MessageEngine, Usage, open_chat
@@ -173,6 +175,18 @@ def _answer_of(message: Message) -> str:
     return content if message.get("reasoning_content") else split_reasoning(content)[1]
 
 
+def _quoting(message: Message, written: str, tokenizer: ChatTokenizer) -> str:
+    """Return a text that quotes a tool call, without its reasoning. A model role has no tools, so it makes no calls.
+
+    Args:
+        message: The message that the text was parsed into.
+        written: The text.
+        tokenizer: The tokenizer that parsed it.
+    """
+    marks = getattr(getattr(tokenizer, "response_format", None), "reasoning", (THINK,))
+    return split_reasoning(written, marks=marks)[1] if marks else calls_as_text(message)["content"]
+
+
 def _how(name: str) -> str:
     """Return the instructions for setting a model role."""
     return (
@@ -289,7 +303,11 @@ class AskedModel(Model):
         )
         self.count("tokens", len(done.token_ids))
         self.count("prompt_tokens", len(ids))
-        message = chat.parse(done.token_ids.tolist(), stopped=done.finish_reason == "stop")
+        sampled, stopped = done.token_ids.tolist(), done.finish_reason == "stop"
+        message = chat.parse(sampled, stopped=stopped)
+        if "tool_calls" in message:
+            written = chat.tokenizer.decode(sampled[:-1] if stopped else sampled)
+            return _quoting(message, written, chat.tokenizer), done.finish_reason == "length"
         return _answer_of(message), done.finish_reason == "length"
 
     async def _replied(self, messages: Sequence[Message], sampling: Sampling, budget: int) -> tuple[str, bool]:

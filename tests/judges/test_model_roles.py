@@ -15,6 +15,7 @@ from agentgym.machine import time_limits
 from agentgym.scheduling import run_groups
 from agentgym.testing import check_env
 from agentgym.types.completion import Completion
+from tests.support.response_formats import END, tokenizer_of
 from tests.support.virtual_time import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt="Write a line.")
@@ -74,6 +75,33 @@ async def test_an_env_queries_a_model_by_name_and_reads_its_text(no_leaks: None)
 async def test_an_answer_is_parsed_into_the_requested_pydantic_model(no_leaks: None) -> None:
     judge = Scripted([raw('I think: ```json\n{"score": 7, "reason": "a {brace}"}\n```')])
     assert (await play(Essay, judge)).reward == 0.7
+
+
+@pytest.mark.parametrize(
+    ("form", "thought", "quoted", "answer"),
+    [
+        ("hermes", "<think>Hm.</think>", "<tool_call>{}</tool_call>", "It wrote {} twice."),
+        ("hermes", "", "<tool_call>{</tool_call>", "It wrote {} twice."),
+        ("mistral", "[THINK]Hm.[/THINK]", "[TOOL_CALLS]look[ARGS]{}", "It wrote\n{}"),
+        ("gemma", "<|channel>thought\nHm.<channel|>", "<|tool_call>call:look{}<tool_call|>", "It wrote {} twice."),
+    ],
+)
+async def test_a_call_that_a_model_quotes_stays_in_its_answer(
+    form: str, thought: str, quoted: str, answer: str
+) -> None:
+    quoted = quoted.replace("{}", '{"name": "look", "arguments": {}}') if form == "hermes" else quoted
+    text = answer.replace("{}", quoted)
+    judge = Scripted([thought + text], tokenizer=tokenizer_of(form), end=END)
+    asked: list[str] = []
+
+    class Reads(ag.ToolEnv[ag.Task]):
+        @ag.reward
+        async def read(self) -> float:
+            asked.append(await self.model("judge").ask("What did it write?"))
+            return 1.0
+
+    await ag.rollout(Reads, TASK, Scripted([say("done")]), models={"judge": judge})
+    assert asked == [text]
 
 
 async def test_a_nonmatching_answer_is_requested_again_with_the_reason() -> None:
