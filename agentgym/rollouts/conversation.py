@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from agentgym.chat.chat import Chat
 from agentgym.chat.message_chat import MessageChat
+from agentgym.chat.tools_in_prompt import calls_as_text
 from agentgym.engines.messages import AnyChat, MessageEngine, Usage, counted, open_chat
 from agentgym.environments.env import Env
 from agentgym.environments.limits import Compact, Window, last_turns
@@ -323,8 +324,11 @@ class Conversation:
         summary = await self.query(counts=False)
         if isinstance(summary, StopReason):
             return summary
+        text = calls_as_text(summary)["content"]  # A call in the summary isn't made.
+        if not text.strip():
+            self.state.count("empty_summaries")
         with boundary(EnvError, f"{self.state.name}: keep"):
-            kept = policy.keep(self.first, since, summary["content"])
+            kept = policy.keep(self.first, since, text)
         if carried:  # This segment continued without the answer, which goes to the next one.
             segment.set_answer(asked, [ask])
         self.state.count("compactions")

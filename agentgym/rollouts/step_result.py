@@ -22,7 +22,7 @@ _MAPPING, _SEQUENCE = (dict, Mapping), (list, Sequence)
 OWN_COUNTERS = frozenset(
     (
         *("retries", "rerenders", "realigned", "answers_carried", "compactions", "slides", "forks", "subagents"),
-        *("cut_turns", "failed_cases", "untrained_tokens", "held_seconds"),
+        *("empty_summaries", "cut_turns", "failed_cases", "untrained_tokens", "held_seconds"),
         *("branches", "branches_failed", "branch_tokens", "branch_seconds"),
     )
 )

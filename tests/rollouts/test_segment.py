@@ -127,6 +127,15 @@ async def test_an_answer_that_does_not_fit_is_read_after_the_summary_with_its_tu
     assert int(second.sampled.sum()) == second.turns[-1].stop - second.turns[0].start
 
 
+async def test_a_call_in_place_of_a_summary_is_carried_as_text_and_an_empty_summary_is_counted() -> None:
+    env = type("Loud", (Loud,), {"context": ag.Compact(turns=2), "size": 10})
+    written = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    for summary, told, empty in ((call("look"), f"Go.\n{written}", None), (say(" "), "Go.", 1.0)):
+        rollout = await ag.rollout(env, TASK, Scripted([call("look"), call("look"), summary, say("done")]))
+        assert told in shown(rollout.segments[1])
+        assert (rollout.metrics["tool_calls"], rollout.metrics.get("empty_summaries")) == (2.0, empty)
+
+
 async def test_the_largest_answer_before_a_summary_leaves_exactly_the_summarys_reserve() -> None:
     context, room = 1000, 100
     limits = Limits(context_tokens=context, turns=2)
