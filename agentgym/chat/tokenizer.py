@@ -108,6 +108,7 @@ class HuggingFaceTokenizer:
         """How conversations are converted for the template."""
         self._input = None if self.template_input.changes_nothing else self.template_input
         self.stop_ids |= self._missing_stop_ids()
+        self._warn_of_date()
 
     @property
     def call_example(self) -> str:
@@ -195,6 +196,18 @@ class HuggingFaceTokenizer:
                 " or ".join(missing),
             )
         return frozenset(self.special_token_ids[mark] for mark in missing)
+
+    def _warn_of_date(self) -> None:
+        """Log a warning if the chat template writes the current date, which makes prompts depend on the day."""
+        without_date = {**self.variables, "strftime_now": ""}  # A text can't be called for the date.
+        try:
+            self.tokenizer.apply_chat_template([ASK], tokenize=False, add_generation_prompt=True, **without_date)
+        except Exception:  # jinja's own or Python's error for the call.
+            _LOG.warning(
+                "chat_template: writes the current date into each prompt, so the same seed gives other rollouts on "
+                "another day; to prevent this, set the template's variable for the date, such as date_string, in "
+                "chat_template_kwargs, or pass a template without the date (--chat-template)"
+            )
 
     def _written_call(self, facts: TemplateFacts) -> str | None:
         """Return how the template writes a call; None if a call in that form isn't parsed back."""

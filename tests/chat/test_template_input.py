@@ -89,6 +89,22 @@ def test_a_template_may_reject_an_empty_content() -> None:
     assert Chat(tokenizer, [], [user("Go.")]).text.endswith("Go.<|im_end|>\n<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "variables", "warns"),
+    [
+        ("llama3_2", {}, True),
+        ("llama3_2", {"date_string": "1 Jan 2026"}, False),
+        ("gptoss", {}, True),
+        ("qwen3", {}, False),
+    ],
+)
+def test_a_date_in_the_prompt_is_warned_of_unless_it_is_set(
+    name: str, variables: dict[str, str], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    real(name, chat_template_kwargs=variables)
+    assert ("writes the current date into each prompt" in caplog.text) == warns
+
+
 def test_tools_are_shown_with_every_real_template(tokenizer: HuggingFaceTokenizer) -> None:
     for start in ([], [Message(role="system", content="Be kind.")]):
         text = tokenizer.render([*start, user("Go.")], [LOOK], generation=True)
