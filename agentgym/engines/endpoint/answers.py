@@ -5,9 +5,17 @@ import logging
 import re
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from agentgym.chat.formats import HERMES
 from agentgym.chat.formats.calls import json_at, raw_call, skip_blanks
@@ -19,7 +27,7 @@ from agentgym.engines.endpoint.content_parts import Parts, parts_read
 from agentgym.engines.messages import MessageCompletion, Usage
 from agentgym.errors import EngineError
 from agentgym.types.completion import FinishReason
-from agentgym.types.json_values import whole_characters
+from agentgym.types.json_values import MAX_DEPTH, is_sound, whole_characters, writable
 from agentgym.types.messages import Message
 from agentgym.types.tool_names import SentNames
 
@@ -43,6 +51,12 @@ class _Kept(BaseModel):
     """An object whose unknown fields are kept, to be sent back with it."""
 
     model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _shallow(self) -> Self:
+        if not is_sound(writable(self.model_extra)):
+            raise ValueError(f"a field has more than {MAX_DEPTH} levels of nesting")
+        return self
 
     @property
     def extra(self) -> dict[str, Any]:

@@ -409,3 +409,10 @@ async def test_tools_in_the_prompt_keep_their_names() -> None:
     async with chat_server(answers) as server, endpoint(server, tools="prompt") as engine:
         rollout = await ag.rollout(Files, TASK, engine)
     assert rollout.segments[0].turns[0].env_messages[0]["content"] == "this is fs.read/file"
+
+
+@pytest.mark.parametrize("depth", [150, 900])
+async def test_a_field_that_is_nested_too_deep_to_be_sent_back_is_garbage(depth: int) -> None:
+    body = json.dumps(said("3", notes=0).body).replace('"notes": 0', f'"notes": {"[" * depth}{"]" * depth}')
+    rollout, _ = await play(lambda request, number: Sent(body), retries=0)
+    assert "the response is not a chat completion" in str(rollout.error)
