@@ -156,12 +156,15 @@ def _program() -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """Return a path as the user would type it in the shell: relative if it is below the shell's working directory."""
+    """Return a path as the user would type it in the shell: relative if it is below the shell's working directory.
+
+    A relative path that could be mistaken for a flag begins with "./".
+    """
     with suppress(OSError, ValueError):
         here = Path(os.environ["PWD"]) if "PWD" in os.environ else Path.cwd()
         if here.samefile(Path.cwd()):  # otherwise the process changed its working directory, or PWD is stale
-            return str(path.relative_to(here))
-    return str(path)
+            path = path.relative_to(here)
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def _names(path: Path) -> Iterable[Path]:

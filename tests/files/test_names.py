@@ -105,6 +105,14 @@ def test_a_shell_reads_a_printed_command_as_intended(
     assert shlex.split(command("show", tmp_path / "runs" / name))[-2:] == ["show", f"runs/{name}"]
 
 
+def test_a_printed_path_is_not_mistaken_for_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    assert shown(tmp_path / "-run/adapter") == "./-run/adapter"
+    assert shown(Path("-run")) == "./-run"
+    assert shown(tmp_path) == "."
+
+
 def test_a_path_is_printed_in_full_if_the_shell_is_in_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
