@@ -7,18 +7,25 @@ import sys
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Folder of the process's control group in a container."""
+"""Folder of all control groups, or of the container's in a container."""
+MEMBER = Path("/proc/self/cgroup")
+"""File that names this process's control group below that folder."""
 
 
-def usable_memory(cgroup: Path = CGROUP) -> int:
-    """Return the bytes of memory that this process may use: the machine's, or the container's limit if it is lower.
+def usable_memory(cgroup: Path = CGROUP, member: Path = MEMBER) -> int:
+    """Return the bytes of memory that this process may use.
+
+    It is the machine's memory, or the limit of a control group that contains this process, such as a container's or a
+    batch job's, if that is lower. It is shared with the other processes that torchrun started on this machine.
 
     Args:
-        cgroup: Folder of the control group.
+        cgroup: Folder of the control groups.
+        member: File that names this process's control group.
     """
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [_number(cgroup / name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
-    return min([machine, *(limit for limit in limits if limit)])
+    limits = [_number(group / "memory.max") for group in _groups(cgroup, member)]
+    limits += [_number(group / "memory.limit_in_bytes") for group in _groups(cgroup / "memory", member, "memory")]
+    return min([machine, *(limit for limit in limits if limit)]) // _processes()
 
 
 def peak_memory() -> int:
@@ -33,20 +40,43 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def usable_processors(cgroup: Path = CGROUP) -> int:
+def usable_processors(cgroup: Path = CGROUP, member: Path = MEMBER) -> int:
     """Return the number of processors that this process may use, at least 1.
 
-    It is `OMP_NUM_THREADS` if that is set. Otherwise, it is limited by the process's affinity and the container's
-    quota, and shared with the other processes that torchrun started on this machine.
+    It is `OMP_NUM_THREADS` if that is set. Otherwise, it is limited by the process's affinity and the quotas of its
+    control groups, and shared with the other processes that torchrun started on this machine.
 
     Args:
-        cgroup: Folder of the control group.
+        cgroup: Folder of the control groups.
+        member: File that names this process's control group.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked):
         return int(asked)
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(count, _quota(cgroup) or count) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    quotas = [quota for group in _groups(cgroup, member) if (quota := _quota(group))]
+    return max(1, min([count, *quotas]) // _processes())
+
+
+def _processes() -> int:
+    """Return the number of processes that torchrun started on this machine, 1 without torchrun."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _groups(cgroup: Path, member: Path, controller: str = "") -> list[Path]:
+    """Return the folders of this process's control group and of those that contain it.
+
+    Args:
+        cgroup: Folder of the control groups.
+        member: File that names this process's control group.
+        controller: Name of the controller in version 1 of control groups; "" for version 2.
+    """
+    try:
+        named = re.search(rf"^\d+:{controller}:/(.*)$", member.read_text(), re.MULTILINE)
+    except OSError:  # not Linux
+        named = None
+    own = cgroup / (named[1] if named else "")
+    return [own, *(group for group in own.parents if group.is_relative_to(cgroup))]
 
 
 def _quota(cgroup: Path) -> int | None:

@@ -16,6 +16,30 @@ def test_a_containers_limit_on_memory_counts_if_it_is_below_the_machines(tmp_pat
         assert usable_memory(tmp_path) == usable
 
 
+def test_the_lowest_limit_of_the_control_groups_that_contain_the_process_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    (job := tmp_path / "jobs/job_7").mkdir(parents=True)
+    (step := job / "step_0").mkdir()
+    (member := tmp_path / "member").write_text("1:name=systemd:/other\n0::/jobs/job_7/step_0\n")
+    for group, memory, quota in ((step, "max", "max"), (job, str(3 << 30), "200000"), (tmp_path, str(4 << 30), "max")):
+        (group / "memory.max").write_text(f"{memory}\n")
+        (group / "cpu.max").write_text(f"{quota} 100000\n")
+    assert (usable_memory(tmp_path, member), usable_processors(tmp_path, member)) == (3 << 30, 2)
+    member.write_text("4:memory:/jobs/job_8\n0::/\n")
+    (old := tmp_path / "memory/jobs/job_8").mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text(f"{2 << 30}\n")
+    assert usable_memory(tmp_path, member) == 2 << 30
+
+
+def test_torchruns_processes_share_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = usable_memory(tmp_path)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert usable_memory(tmp_path) == whole // 4
+
+
 def test_processors_are_limited_by_a_containers_quota_and_shared_by_torchruns_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
