@@ -119,7 +119,7 @@ async def run_loop(
         record.name_tokens(collector.token_bytes())
         with of_field(model="teacher", engine="teacher_engine"):
             teacher = await stack.enter_async_context(open_teacher(run, trainer, log.note))
-        await say_start(run, trainer, collector, record, new=not state.step)
+        await say_start(run, trainer, collector, teacher, record, new=not state.step)
         clock = StepClock()
         beside = await stack.enter_async_context(parts.evaluator(env, log.note))
         evaluations = Evaluations(run, trainer, collector, record, told, clock, beside=beside)
@@ -166,14 +166,17 @@ async def run_loop(
     return summary
 
 
-async def say_start(run: RunConfig, trainer: "Trainer", collector: Collector, record: Recorder, *, new: bool) -> None:
+async def say_start(
+    run: RunConfig, trainer: "Trainer", collector: Collector, teacher: Engine | None, record: Recorder, *, new: bool
+) -> None:
     """Print and store what the run is about to do. `new` is whether the run has taken no step yet.
 
     All processes must call it.
     """
     engine, envs = collector.engine, members_of(collector.env)
+    others = [*collector.models.values(), *([] if teacher is None else [teacher])]
     speed = await measure_speed(trainer, engine) if new else Speed()
-    report = await asyncio.to_thread(start_report, run, trainer, engine, envs, speed)
+    report = await asyncio.to_thread(start_report, run, trainer, engine, envs, speed, others)
     for line in report.lines:
         record.log.say(line)
     for said in report.warnings:

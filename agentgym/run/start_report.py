@@ -22,8 +22,8 @@ PROBE_S = 2.5
 """About the maximum number of seconds that each of the two probes of a large model's speed may take."""
 PROBED_TURNS = 64
 """Maximum number of turns that are sampled at once to measure the speed."""
-PROBED_TOKENS = 16
-"""Maximum number of tokens in each of these turns."""
+PROBED_PROMPT, PROBED_TOKENS = 8, 16
+"""Maximum number of tokens in the prompt of each of these turns, and of sampled ones."""
 PER = 100
 """Number of tokens in each rollout for which the seconds of a step are printed."""
 
@@ -61,11 +61,13 @@ async def measure_speed(trainer: "Trainer", engine: Engine) -> Speed:
 async def _sampling_speed(engine: TransformersEngine) -> float | None:
     """Return the sampled tokens per second of short turns at once, cut off after `PROBE_S`; None if there are none."""
     sessions = [f"speed {number}" for number in range(min(PROBED_TURNS, engine.config.slots))]
+    prompt = [0] * min(PROBED_PROMPT, engine.context_tokens - 1)
+    new = min(PROBED_TOKENS, engine.context_tokens - len(prompt))
     before, began = engine.stats.sampled_tokens, time.perf_counter()
     with suppress(TimeoutError):
         async with asyncio.timeout(PROBE_S), asyncio.TaskGroup() as group:
             for session in sessions:
-                turn = engine.generate([0] * 8, session=session, max_tokens=PROBED_TOKENS, sampling=Sampling(), seed=0)
+                turn = engine.generate(prompt, session=session, max_tokens=new, sampling=Sampling(), seed=0)
                 group.create_task(turn)
     sampled, took = engine.stats.sampled_tokens - before, time.perf_counter() - began
     for session in sessions:
@@ -74,7 +76,12 @@ async def _sampling_speed(engine: TransformersEngine) -> float | None:
 
 
 def start_report(
-    run: RunConfig, trainer: "Trainer", engine: Engine, envs: Sequence[type[Env[Any]]], speed: Speed
+    run: RunConfig,
+    trainer: "Trainer",
+    engine: Engine,
+    envs: Sequence[type[Env[Any]]],
+    speed: Speed,
+    others: Sequence[Engine] = (),
 ) -> StartReport:
     """Describe what the run is about to do.
 
@@ -84,6 +91,7 @@ def start_report(
         engine: Its open engine.
         envs: The envs that it trains on.
         speed: The measured speed.
+        others: The open engines of the teacher and of model roles.
     """
     facts = trainer.describe()
     rollouts = run.prompts_per_step * run.group_size
@@ -96,7 +104,7 @@ def start_report(
         f"a step    {rollouts:,} rollouts of {run.prompts_per_step:,} tasks, at most {turn:,} tokens a turn"
         + _seconds(rollouts, speed),
     ]
-    parts = _memory(facts, engine)
+    parts = _memory(facts, engine, others)
     needed, usable = sum(parts.values()), facts.memory.usable
     named = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
     lines.append(f"memory    about {needed / GIB:.1f} of {usable / GIB:.1f} GiB at most: {named}")
@@ -158,13 +166,16 @@ def _seconds(rollouts: int, speed: Speed) -> str:
     return f"; each {PER} tokens in every rollout take about {' and '.join(parts)}" if parts else ""
 
 
-def _memory(facts: "TrainerFacts", engine: Engine) -> dict[str, int]:
+def _memory(facts: "TrainerFacts", engine: Engine, others: Sequence[Engine]) -> dict[str, int]:
     """Return the bytes of each part of the run in this process, at most."""
     memory = facts.memory
     parts = {"weights": memory.weights, "optimizer": memory.optimizer, "activations": memory.activations}
-    if not isinstance(engine, TransformersEngine):
-        return parts
-    return parts | {"engine's weights": engine.memory.weights, "KV cache": engine.memory.kv}
+    if isinstance(engine, TransformersEngine):
+        parts |= {"engine's weights": engine.memory.weights, "KV cache": engine.memory.kv}
+    embedded = [other for other in others if isinstance(other, TransformersEngine) and other is not engine]
+    if embedded:
+        parts["other models"] = sum(sum(other.memory) for other in embedded)
+    return parts
 
 
 def _warnings(run: RunConfig, trainer: "Trainer", needed: int, usable: int) -> list[str]:

@@ -130,7 +130,7 @@ class Learner:
 
     def describe(self) -> TrainerFacts:
         """Return what this learner trains, and with how much memory."""
-        return describe(self.config, self.policy, self.ranks)
+        return describe(self.config, self.policy, self.ranks, self._frozen)
 
     def probe(self, limit_s: float) -> float | None:
         """Return the trained tokens per second of forward and backward passes. Nothing that training uses is changed.

@@ -20,7 +20,7 @@ class TrainerMemory:
     """The estimated memory of this process's trainer, in bytes."""
 
     weights: int
-    """The model's weights, with the adapter's."""
+    """The model's weights, with the adapter's and those of the frozen copy of the model, if there is one."""
     optimizer: int
     """Gradients and AdamW's moments of the trained weights."""
     activations: int
@@ -56,8 +56,15 @@ class TrainerFacts:
         return self.weights > LARGE
 
 
-def describe(config: TrainConfig, policy: PolicyModel, ranks: Ranks) -> TrainerFacts:
-    """Describe this process's open trainer. `config` has a limit on the tokens of a micro-batch."""
+def describe(config: TrainConfig, policy: PolicyModel, ranks: Ranks, frozen: PolicyModel | None) -> TrainerFacts:
+    """Describe this process's open trainer.
+
+    Args:
+        config: The trainer's config, with a limit on the tokens of a micro-batch.
+        policy: The trained model.
+        ranks: The processes that train.
+        frozen: A copy of the model as it was before training, if the trainer keeps one.
+    """
     weights = list(policy.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     covered = policy.coverage
@@ -68,7 +75,7 @@ def describe(config: TrainConfig, policy: PolicyModel, ranks: Ranks) -> TrainerF
         targets=covered.adapted,
         dtype=str(weight_type(config, ranks.device)).removeprefix("torch."),
         device=str(ranks.device),
-        memory=estimate_memory(config, policy, ranks),
+        memory=estimate_memory(config, policy, ranks, frozen),
     )
 
 
@@ -98,15 +105,18 @@ def kept_bytes(config: TrainConfig, policy: PolicyModel, device: torch.device) -
     )
 
 
-def estimate_memory(config: TrainConfig, policy: PolicyModel, ranks: Ranks) -> TrainerMemory:
-    """Estimate the memory of this process's trainer. `config` has a limit on the tokens of a micro-batch."""
-    weights = list(policy.parameters())
+def estimate_memory(
+    config: TrainConfig, policy: PolicyModel, ranks: Ranks, frozen: PolicyModel | None
+) -> TrainerMemory:
+    """Estimate the memory of this process's trainer; its arguments are those of `describe`."""
+    weights = [weight for model in (policy, frozen) if model is not None for weight in model.parameters()]
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    shards = ranks.world // config.replicas
     stored = sum(weight.numel() * weight.element_size() for weight in weights)
     kept = kept_bytes(config, policy, ranks.device) * (config.max_tokens_per_microbatch or 0)
     return TrainerMemory(
-        weights=stored // ranks.world,
-        optimizer=ADAMW_BYTES * trained // ranks.world,
+        weights=stored // shards,
+        optimizer=ADAMW_BYTES * trained // shards,
         activations=int(kept * OVERHEAD[device_kind(ranks.device)]),
         usable=device_memory(ranks.device),
     )

@@ -81,6 +81,25 @@ async def test_only_a_large_models_speed_is_measured_and_its_samples_stay_the_sa
         assert await drawn(engine) == before
 
 
+@pytest.mark.parametrize("context", [2, 8, 23])
+async def test_the_speed_is_measured_within_a_short_context(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LARGE", 1000)
+    monkeypatch.setattr(reports, "PROBE_S", 300.0)
+    engine = ag.TransformersEngine("tiny", ag.TransformersConfig(context_tokens=context, slots=2))
+    async with Trainer("tiny", CONFIG.train) as trainer, engine:
+        assert ((await measure_speed(trainer, engine)).sampled or 0) > 0
+
+
+async def test_the_memory_of_the_teacher_and_of_model_roles_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = replace(CONFIG, teacher="tiny", teacher_engine=CONFIG.engine, output_dir=tmp_path / "run")
+    await train_policy(run)
+    assert ", other models 0." in capsys.readouterr().err
+    kept = json.loads((tmp_path / "run/environment.json").read_text())["model"]["memory"]
+    assert kept["other models"] == kept["engine's weights"] + kept["KV cache"]
+
+
 async def test_the_report_is_printed_and_stored_and_the_end_says_where_time_and_memory_went(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,13 @@ def test_an_open_trainer_describes_what_it_trains(tiny_model: Path) -> None:
     assert facts.memory.optimizer == 12 * facts.trained
 
 
+def test_the_frozen_copy_of_a_model_that_is_trained_whole_counts_as_memory(tiny_model: Path) -> None:
+    with Trainer(tiny_model, TrainConfig(method="full", lr=1e-5, kl_coef=0.1, device="cpu")) as trainer:
+        facts = trainer.describe()
+    assert facts.memory.weights == 2 * 4 * facts.weights
+    assert facts.memory.optimizer == 12 * facts.weights
+
+
 def test_an_open_trainers_config_has_the_values_found_for_the_model(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
