@@ -30,14 +30,13 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise EngineError(f"out: {str(out)!r} already exists; choose a new folder, or remove that one first")
     if base is not None:
-        try:
-            base = str(find_model(base))
-            refuse_unreachable(base, "base")
-        except ValueError as error:
-            raise EngineError(str(error)) from error
+        base = _found(base)
     if (trained / "state.pt").is_file():
-        from agentgym.train.snapshot import write_checkpoint_model
+        from agentgym.train.snapshot import checkpoint_base, write_checkpoint_model
 
+        with boundary(EngineError, f"checkpoint {str(trained)!r}"):
+            begun = checkpoint_base(trained)
+        base = base or _found(begun, trained)
         with boundary(EngineError, f"checkpoint {str(trained)!r}"):
             out.parent.mkdir(parents=True, exist_ok=True)
             write_checkpoint_model(trained, out, base=base)
@@ -46,6 +45,25 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
     _name_stop_tokens(out)
     say(str(out))
     return 0
+
+
+def _found(base: str, named_by: Path | None = None) -> str:
+    """Return the folder or the hub name of a base model.
+
+    Args:
+        base: The model as named by --base or, without it, by the adapter or checkpoint.
+        named_by: The adapter or checkpoint that names it; None if --base does.
+
+    Raises:
+        EngineError: If it isn't there or can't be fetched; the message says what to do.
+    """
+    try:
+        found = str(find_model(base))
+        refuse_unreachable(found, "base")
+        return found
+    except ValueError as error:
+        then = f" (named by {named_by}; give its new place with --base)" if named_by is not None else ""
+        raise EngineError(f"{error}{then}") from error
 
 
 def _name_stop_tokens(model: Path) -> None:
@@ -69,9 +87,10 @@ def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
         )
     with boundary(EngineError, f"adapter {str(adapter)!r}"):
         config = adapter_config(adapter)
-    base = base or config.get("base_model_name_or_path")
-    if base is None:
+    named = config.get("base_model_name_or_path")
+    if base is None and not named:
         raise EngineError(f"adapter {str(adapter)!r} names no base model; give one with --base")
+    base = base or _found(str(named), adapter)
     with boundary(EngineError, f"adapter {str(adapter)!r}"):
         check_ranks(adapter)
         template = adapter_template(adapter)

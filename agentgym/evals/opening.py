@@ -17,7 +17,8 @@ from agentgym.environments.env import Env
 from agentgym.environments.mixture import member_of
 from agentgym.files.foreign.adapter import CONFIG, adapter_config, adapter_template
 from agentgym.files.foreign.opening import is_file
-from agentgym.hub import exists, find_model
+from agentgym.files.names import command
+from agentgym.hub import exists, find_model, refuse_missing
 from agentgym.tools.images import image_in
 from agentgym.types.messages import SEE_ELSEWHERE
 from agentgym.types.task import Task
@@ -139,11 +140,19 @@ def base_of(adapter: Path) -> str:
     """Return an adapter's base model.
 
     Raises:
-        ValueError: If the adapter's config names none.
+        ValueError: If the adapter's config names none, or one that isn't there.
     """
     base = adapter_config(adapter).get("base_model_name_or_path")
     if not base:
         raise ValueError(
             f"model: the adapter {adapter} names no base model; open an engine and load the adapter into it"
         )
+    try:
+        refuse_missing(str(base))
+    except ValueError as error:
+        merge = command("merge", adapter, "FOLDER", "--base", "MODEL")
+        raise ValueError(
+            f"{error}; it is the base model of the adapter {adapter}: if it was moved, merge the two with `{merge}`, "
+            "and give FOLDER"
+        ) from error
     return str(base)

@@ -156,6 +156,27 @@ def restore_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folde
     load_moments(optimizer, moments)
 
 
+def checkpoint_base(checkpoint: Path) -> str:
+    """Return the model that the run of a checkpoint started from.
+
+    Raises:
+        ValueError: If the checkpoint belongs to an adapter, or if it isn't complete.
+    """
+    return str(_full_state(checkpoint)["base"])
+
+
+def _full_state(checkpoint: Path) -> Mapping[str, Any]:
+    """Return the trainer's state in the checkpoint of a run that trains the full model.
+
+    Raises:
+        ValueError: If the checkpoint belongs to an adapter, or if it isn't complete.
+    """
+    if not (checkpoint / METADATA).is_file():
+        raise ValueError(f"{checkpoint} belongs to a run that trains an adapter; merge that run's adapter/ folder")
+    state: Mapping[str, Any] = load_state(checkpoint)["trainer"]
+    return state
+
+
 def write_checkpoint_model(checkpoint: Path, folder: Path, *, base: Path | str | None = None) -> None:
     """Write a checkpoint's model as a plain model folder, which is complete or doesn't exist.
 
@@ -167,9 +188,7 @@ def write_checkpoint_model(checkpoint: Path, folder: Path, *, base: Path | str |
     Raises:
         ValueError: If the checkpoint belongs to an adapter or to another model, or if it isn't complete.
     """
-    if not (checkpoint / METADATA).is_file():
-        raise ValueError(f"{checkpoint} belongs to a run that trains an adapter; merge that run's adapter/ folder")
-    _write_model(load_state(checkpoint)["trainer"], checkpoint, folder, base=base)
+    _write_model(_full_state(checkpoint), checkpoint, folder, base=base)
 
 
 def _write_model(

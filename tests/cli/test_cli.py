@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import json
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -476,6 +478,52 @@ def test_merge_names_what_is_missing(
         (tmp_path / "adapter_config.json").write_text(config)
     assert cli.main(["merge", str(tmp_path), str(tmp_path / "merged")]) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def tiny_adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an untrained adapter of "tiny"."""
+    from agentgym.train.trainer import TrainConfig, Trainer
+
+    folder = tmp_path_factory.mktemp("tiny") / "adapter"
+    with Trainer("tiny", TrainConfig(device="cpu")) as trainer:
+        trainer.save(folder)
+    return folder
+
+
+def name_base(adapter: Path, base: str, into: Path) -> Path:
+    """Copy an adapter into a folder, with another base model in its config."""
+    shutil.copytree(adapter, into)
+    config = json.loads((into / "adapter_config.json").read_text())
+    (into / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+    return into
+
+
+def test_a_base_that_an_adapter_names_as_tiny_is_found_by_merge(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_adapter: Path
+) -> None:
+    adapter = name_base(tiny_adapter, "tiny", tmp_path / "adapter")
+    code, out = say(capsys, "merge", str(adapter), str(tmp_path / "merged"))
+    assert (code, out) == (0, f"{tmp_path / 'merged'}\n")
+
+
+def test_a_moved_base_is_named_together_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_adapter: Path
+) -> None:
+    adapter = name_base(tiny_adapter, "/gone/model", tmp_path / "adapter")
+    missing = "there is no folder /gone/model; give one that exists, or a name on the Hugging Face hub"
+    assert cli.main(["merge", str(adapter), str(tmp_path / "merged")]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"agentgym: base: {missing} (named by {adapter}; give its new place with --base)"
+    )
+    for words in (
+        ["doctor", "--model", str(adapter)],
+        ["eval", "envs.chase.env:Chase", "--n", "1", "--model", str(adapter)],
+    ):
+        assert cli.main(words) == 1
+        said = capsys.readouterr().err
+        assert f"model: {missing}; it is the base model of the adapter {adapter}: if it was moved" in said
+        assert f"merge {adapter} FOLDER --base MODEL`, and give FOLDER" in said
 
 
 def test_a_missing_base_of_a_merge_is_refused_by_its_option(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
