@@ -96,6 +96,10 @@ def test_a_collapsed_entropy_names_the_rate_unless_the_reward_rose() -> None:
     assert heard(run(2e-3, [0.06] * 4, **{"train/entropy": [0.68, 0.3, 0.2, 0.15]})) == []
 
 
+def test_a_policy_without_entropy_from_the_start_has_lost_none() -> None:
+    assert heard(run(1e-4, [0.3] * 3, **{"train/entropy": [0.0] * 3})) == []
+
+
 def test_a_growing_entropy_names_the_rate_and_the_temperature_unless_the_reward_rose() -> None:
     entropy = {"train/entropy": [0.68, 1.0, 1.5, 1.6]}
     [(_, said)] = heard(run(2e-3, [0.3] * 4, **entropy))

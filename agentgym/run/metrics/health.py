@@ -82,7 +82,7 @@ def lost_entropy(rows: Rows) -> bool:
     """Return whether the entropy has collapsed although the reward did not rise."""
     first, last = _ends(rows, "train/entropy")
     solved = _ends(rows, "groups/solved_by_all")[1] or 0.0
-    return first is not None and last <= COLLAPSED * first and solved < SOLVED and not _rose(rows)
+    return first is not None and last <= COLLAPSED * first > 0 and solved < SOLVED and not _rose(rows)
 
 
 def gained_entropy(rows: Rows) -> bool:
