@@ -33,6 +33,7 @@ class Report:
         self.failures = FailureCounts()
         self.tools = ToolCounts()
         self.rewards: set[float] = set()
+        self.resumed = len(rows)
         for row in rows:
             self.tools.add(tool_counts(row))
             if (mean := row.get("reward")) is not None:
@@ -80,7 +81,7 @@ class Report:
             said.append(
                 f"The reward never varied: every training rollout has a reward of {next(iter(self.rewards)):g}."
             )
-        said += signs(rows, hold=1).values()
+        said += signs(rows, hold=1, resumed=self.resumed).values()
         failing = self.tools.failing().items()
         said += [f"The tool {name!r} failed in {errors} of {calls} calls." for name, (errors, calls) in failing]
         if len(self.failures):

@@ -148,6 +148,16 @@ def test_a_resumed_run_knows_the_steps_before() -> None:
     assert [text.partition(":")[0] for text in said] == ["The reward fell"]
 
 
+def test_a_resumed_run_is_told_a_rate_below_the_one_that_it_was_resumed_with() -> None:
+    rate, means = COLLAPSES
+    before = run(rate, means)
+    after = run(rate / 5, [0.01] * 2)[WINDOW:]
+    said: list[str] = []
+    Watch(said.append, before).on_step(len(before), Groups([]), after[0])
+    ended = Report(before).warnings([*before, *after])
+    assert [text.count(f"--train.lr {rate / 25:.0e}".replace("e-0", "e-")) for text in (*said, *ended)] == [1, 1]
+
+
 def test_the_docs_have_the_thresholds() -> None:
     table = DOCS.read_text().partition("## My run gets worse")[2].partition("\n## ")[0]
     assert f"means over {WINDOW} steps" in table

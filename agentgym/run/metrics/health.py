@@ -41,12 +41,13 @@ SLOWER = 5.0
 """The learning rate to try is the run's, divided by this."""
 
 
-def signs(rows: Rows, hold: int = HOLD) -> dict[str, str]:
+def signs(rows: Rows, hold: int = HOLD, resumed: int = 0) -> dict[str, str]:
     """Return a sentence for each sign that stands now, by the sign's name: what changed, why, and what to try.
 
     Args:
         rows: The metrics of all steps so far.
         hold: Number of consecutive steps for which a sign must have stood.
+        resumed: Number of steps before the run was resumed, which may have had another learning rate.
     """
     found = {
         "reward": (fell, _reward),
@@ -55,10 +56,10 @@ def signs(rows: Rows, hold: int = HOLD) -> dict[str, str]:
         "mismatch": (drifted, _mismatch),
         "cut": (is_cut, _cut),
     }
-    said = {}
+    said, lower = {}, slower(rows, resumed)
     for name, (stands, sentence) in found.items():
         if all(stands(rows[: max(0, len(rows) - back)]) for back in range(hold)):
-            said[name] = sentence(rows)
+            said[name] = sentence(rows, lower)
     return said
 
 
@@ -103,13 +104,16 @@ def is_cut(rows: Rows) -> bool:
     return share is not None and share >= CUT
 
 
-def slower(rows: Rows) -> str:
-    """Return the learning rate to try, as the end of a sentence; "" if no step has one."""
-    rates = [rate for row in rows if (rate := row.get("train/lr"))]
+def slower(rows: Rows, resumed: int = 0) -> str:
+    """Return the learning rate to try, as the end of a sentence; "" if no step has one.
+
+    The steps before the run was resumed, `resumed` of them, are left out, because they may have had another rate.
+    """
+    rates = [rate for row in rows[resumed:] if (rate := row.get("train/lr"))]
     return f" (--train.lr {max(rates) / SLOWER:.0e})".replace("e-0", "e-") if rates else ""
 
 
-def _reward(rows: Rows) -> str:
+def _reward(rows: Rows, lower: str) -> str:
     found = _best_and_last(rows)
     assert found is not None
     best, last = found
@@ -117,38 +121,38 @@ def _reward(rows: Rows) -> str:
     entropy = "" if first is None else f", and the entropy went from {first:.2g} to {now:.2g} nats"
     return (
         f"The reward fell: {best:.2f} in the best {WINDOW} steps, {last:.2f} in the last {WINDOW}{entropy}. The "
-        f"likely cause is the learning rate; use a lower train.lr{slower(rows)}, from the start or from the best "
+        f"likely cause is the learning rate; use a lower train.lr{lower}, from the start or from the best "
         "checkpoint."
     )
 
 
-def _entropy(rows: Rows) -> str:
+def _entropy(rows: Rows, lower: str) -> str:
     first, last = _ends(rows, "train/entropy")
     return (
         f"The policy's entropy collapsed from {first:.2g} to {last:.2g} nats, and the reward did not rise: it samples "
         f"almost the same text for each task. The likely cause is the learning rate; use a lower "
-        f"train.lr{slower(rows)}."
+        f"train.lr{lower}."
     )
 
 
-def _noise(rows: Rows) -> str:
+def _noise(rows: Rows, lower: str) -> str:
     first, last = _ends(rows, "train/entropy")
     return (
         f"The policy's entropy grew from {first:.2g} to {last:.2g} nats, and the reward did not rise. The likely cause "
-        f"is the learning rate; use a lower train.lr{slower(rows)}, and a train.temperature of 1 if it is higher."
+        f"is the learning rate; use a lower train.lr{lower}, and a train.temperature of 1 if it is higher."
     )
 
 
-def _mismatch(rows: Rows) -> str:
+def _mismatch(rows: Rows, lower: str) -> str:
     first, last = _ends(rows, "mismatch/mean")
     return (
         f"The engine's and the trainer's log-probabilities drift apart: {last:.2g} nats per token in the last {WINDOW} "
         f"steps, {first:.2g} in the first. Compute both in the same data type (engine.dtype, train.dtype); use a lower "
-        f"train.lr{slower(rows)} or max_staleness, or set train.importance_sampling."
+        f"train.lr{lower} or max_staleness, or set train.importance_sampling."
     )
 
 
-def _cut(rows: Rows) -> str:
+def _cut(rows: Rows, lower: str) -> str:
     before, share = _cut_shares(rows)
     assert share is not None
     said = f"{share:.0%} of the turns in the last {WINDOW} steps were cut off by a token limit"
@@ -157,7 +161,7 @@ def _cut(rows: Rows) -> str:
     limit = f"raise max_turn_tokens{many}, the env's limits.turn_tokens, or the context_tokens of env and engine"
     if before is not None and before < FEW_CUT:
         return f"{said}, and {before:.0%} in the first: the policy writes longer turns than it did; use a lower " + (
-            f"train.lr{slower(rows)}, or, if the longer turns earn more, {limit}."
+            f"train.lr{lower}, or, if the longer turns earn more, {limit}."
         )
     return f"{said}; {limit}."
 

@@ -27,7 +27,7 @@ class Watch(Callback):
             rows: The metrics of the steps before a resume.
         """
         self._alert = alert
-        self._rows = list(rows)
+        self._rows, self._resumed = list(rows), len(rows)
         self._silent = self._idle = self._unbranched = 0
         self._counts, self._use = ToolCounts(), ToolUse()
         self._unsolved: list[float] = []
@@ -36,7 +36,12 @@ class Watch(Callback):
 
     def on_step(self, step: int, groups: Groups, metrics: Mapping[str, float]) -> None:
         self._rows.append(metrics)
-        causes = {**signs(self._rows), **self._no_signal(metrics), **self._tools(metrics), **self._servers(metrics)}
+        causes = {
+            **signs(self._rows, resumed=self._resumed),
+            **self._no_signal(metrics),
+            **self._tools(metrics),
+            **self._servers(metrics),
+        }
         causes |= {**self._no_branch(metrics), **self._no_call(groups, metrics)}
         for key, said in causes.items():
             if key not in self._said:
@@ -56,7 +61,7 @@ class Watch(Callback):
             then = "use other tasks, more rollouts per task (group_size), or a higher train.temperature"
             if solved < 1 and collapsed(self._rows):
                 why += ", and the policy has got worse"
-                then = f"use a lower train.lr{slower(self._rows)}"
+                then = f"use a lower train.lr{slower(self._rows, self._resumed)}"
             said["signal"] = f"No group had a signal in the last {NO_SIGNAL} batches: {why}; {then}."
         if self._idle >= NO_SIGNAL:
             said["idle"] = (
