@@ -204,7 +204,7 @@ def _evaluations(run: RunConfig, trained: Path, typed: str | None) -> Iterator[s
         word
         for name, role in run.models.items()
         if isinstance(role.engine, TransformersConfig)
-        for word in (f"--models.{name}.model", str(role.model))
+        for word in _flag(f"--models.{name}.model", str(role.model))
     ]
     sampling = run.held_out_sampling
     sampled = [] if sampling.temperature == 1 else ["--temperature", f"{sampling.temperature:g}"]

@@ -27,7 +27,7 @@ from agentgym.train.loss.losses import LossSums, denominator
 from agentgym.train.loss.metrics import Forward, step_metrics
 from agentgym.train.loss.nonfinite import gradient_is_finite, nonfinite_rollouts, warn_skipped
 from agentgym.train.loss.objective import Objective, refuse_parts, rollout_log_ratios, sample_log_ratios
-from agentgym.train.memory import TrainerFacts, describe, follow_model
+from agentgym.train.memory import TrainerFacts, describe, fitting_tokens, follow_model
 from agentgym.train.policy.adapter_io import export_adapter
 from agentgym.train.policy.fsdp import open_policy, open_reference, weight_type
 from agentgym.train.policy.model import PolicyModel
@@ -135,8 +135,9 @@ class Learner:
     def probe(self, limit_s: float) -> float | None:
         """Return the trained tokens per second of forward and backward passes. Nothing that training uses is changed.
 
-        The number of tokens grows up to that of a micro-batch, as long as a pass ends well before the limit. Returns
-        None on several ranks, which would have to agree on when to stop.
+        The number of tokens grows up to that of a micro-batch, as long as a pass ends well before the limit. It stays
+        at most the default, for which there is enough memory, because the run's samples may be fewer than a micro-batch
+        holds. Returns None on several ranks, which would have to agree on when to stop.
 
         Args:
             limit_s: About the maximum number of seconds that the passes may take.
@@ -144,7 +145,8 @@ class Learner:
         if self.ranks.world > 1:
             return None
         began, tokens, rate = time.perf_counter(), PROBED, 0.0
-        most = min(self.config.max_tokens_per_microbatch or PROBED, self._limits.positions or PROBED)
+        fits = fitting_tokens(self.config, self.policy, self.ranks.device)
+        most = min(self.config.max_tokens_per_microbatch or PROBED, self._limits.positions or PROBED, fits)
         while True:
             now = time.perf_counter()
             self._forward_and_backward(min(tokens, most))

@@ -86,14 +86,17 @@ def follow_model(config: TrainConfig, policy: PolicyModel, ranks: Ranks) -> Trai
     """
     device = device_kind(ranks.device)
     weights = sum(weight.numel() for weight in policy.parameters())
-    tokens = config.max_tokens_per_microbatch or micro_batch_tokens(
-        kept_bytes(config, policy, ranks.device), device, device_memory(ranks.device)
-    )
+    tokens = config.max_tokens_per_microbatch or fitting_tokens(config, policy, ranks.device)
     return replace(
         config,
         max_tokens_per_microbatch=ranks.broadcast(tokens),
         threads=config.threads or threads(weights, device, usable_processors()),
     )
+
+
+def fitting_tokens(config: TrainConfig, policy: PolicyModel, device: torch.device) -> int:
+    """Return the default number of tokens in a micro-batch, for which the device has enough memory."""
+    return micro_batch_tokens(kept_bytes(config, policy, device), device_kind(device), device_memory(device))
 
 
 def kept_bytes(config: TrainConfig, policy: PolicyModel, device: torch.device) -> int:

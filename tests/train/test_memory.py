@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from agentgym.causal_lm import model_defaults
 from agentgym.train import memory
+from agentgym.train.learner import Learner
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.sample import Sample
 
@@ -81,6 +83,22 @@ def test_a_probe_of_the_speed_leaves_training_as_it_is_bit_for_bit(tiny_model: P
     plain, other = found
     assert plain[:3] == other[:3]
     assert all(np.array_equal(plain[3][name], other[3][name]) for name in plain[3])
+
+
+def test_a_probe_takes_no_more_memory_than_there_is(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    compute = Learner._forward_and_backward
+
+    def recorded(learner: Learner, tokens: int) -> None:
+        tried.append(tokens)
+        compute(learner, tokens)
+
+    monkeypatch.setattr(Learner, "_forward_and_backward", recorded)
+    monkeypatch.setattr(model_defaults, "CPU_ACTIVATIONS", 1 << 16)
+    monkeypatch.setattr(model_defaults, "LEAST_TOKENS", 32)
+    with Trainer(tiny_model, TrainConfig(device="cpu", max_tokens_per_microbatch=1_000_000)) as trainer:
+        trainer.probe(300.0)
+    assert tried == [16, 32]
 
 
 def test_an_open_trainer_describes_what_it_trains(tiny_model: Path) -> None:
