@@ -75,7 +75,8 @@ def _shows_tools(tokenizer: Any) -> Finding:
     }
     by = tokenizer.tools_shown_by
     if by == "prompt" and tokenizer.template_input.facts.tools:
-        shown["prompt"] = "yes, but calls in its format can't be read, so agentgym lists them in the system prompt"
+        why = "--tools prompt is set" if tokenizer.tools == "prompt" else "calls in its format can't be read"
+        shown["prompt"] = f"yes, but {why}, so agentgym lists them in the system prompt"
     return Finding(name="shows tools", ok=by == "template", detail=shown[by], otherwise="no")
 
 

@@ -256,3 +256,12 @@ def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(capsys: pytest.C
 
 def test_doctor_prints_where_the_library_is_installed() -> None:
     assert str(next(doctor.findings())).endswith(f"in {Path(agentgym.__file__).parent}")
+
+
+def test_a_setting_that_lists_tools_in_the_prompt_is_not_blamed_on_the_template(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cli.main(["doctor", "--model", "tiny", "--tools", "prompt"])
+    said = capsys.readouterr().out
+    assert "yes, but --tools prompt is set, so agentgym lists them in the system prompt" in said
+    assert "can't be read" not in said
