@@ -35,7 +35,7 @@ def calculated(expression: str) -> int:
 
 def _value(node: ast.AST) -> int:
     match node:
-        case ast.Constant(value=int() as number):
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return int(number)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand)

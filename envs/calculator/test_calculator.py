@@ -27,7 +27,7 @@ def test_integers_are_calculated_by_the_usual_rules(expression: str, value: int)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "12 *", "2 ** 9", "1 / 2", "x + 1", "2.5 + 1", "'a' * 9", "9 if 1 else 2", "(" * 30]
+    "text", ["", "12 *", "2 ** 9", "1 / 2", "x + 1", "2.5 + 1", "'a' * 9", "9 if 1 else 2", "True", "(" * 30]
 )
 async def test_anything_else_is_an_error_that_the_model_reads(text: str) -> None:
     with pytest.raises(ValueError, match=r"not an expression|only integers"):
